@@ -1,0 +1,110 @@
+"""Make .venv from a lock file, with every hash checked. Called by environment.sh only.
+
+This runs on whatever Python 3.11+ the machine has, before anything is installed, so it uses the
+standard library alone. Two of these may run at once (a server being started while the tests are):
+the second waits for the first, then finds the work done. The stamp is written last, so a making
+that was interrupted leaves no stamp and is begun again from nothing.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import NoReturn
+
+
+def main(root: Path, lock: str, stamp_name: str, stamp: str) -> None:
+    environment = root / ".venv"
+    # The kernel drops this lock when its holder dies, however it dies: it is never left behind.
+    with (root / ".venv.lock").open("w") as mutex:
+        hold(mutex.fileno())
+        if read(environment / stamp_name) == stamp:
+            return
+        if not can_be_added_to(environment, root, stamp):
+            say(f"making .venv from {lock} (once, it takes a minute)")
+            make_empty(environment)
+        else:
+            say(f"adding {lock} to .venv (once)")
+        pip(environment, "install", "--require-hashes", "--requirement", str(root / lock))
+        # The build backend is in the lock as well: nothing unhashed is fetched for this step.
+        pip(environment, "install", "--no-build-isolation", "--no-deps", "--editable", str(root))
+        (environment / stamp_name).write_text(stamp + "\n")
+        say("ready")
+
+
+def hold(mutex: int) -> None:
+    try:
+        fcntl.flock(mutex, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("another ./run or ./test is making .venv, waiting for it")
+        fcntl.flock(mutex, fcntl.LOCK_EX)
+
+
+def can_be_added_to(environment: Path, root: Path, stamp: str) -> bool:
+    """Say whether a finished environment of the same pyproject.toml is there to build on.
+
+    requirements-dev.lock pins what requirements.lock pins and more, so adding the one to the other
+    changes nothing that a running server may be using.
+    """
+    place_and_project = stamp.splitlines()[:2]
+    made_for_run = (read(environment / "made-for-run") or "").splitlines()
+    return (
+        made_for_run[:2] == place_and_project
+        and (environment / "bin" / "python").exists()
+        and made_for_run[2:] == [checksum(root / "requirements.lock")]
+    )
+
+
+def make_empty(environment: Path) -> None:
+    shutil.rmtree(environment, ignore_errors=True)
+    try:
+        import ensurepip  # noqa: F401
+    except ImportError:
+        stop(
+            f"{sys.executable} cannot make environments: it has no ensurepip."
+            " On Debian and Ubuntu: apt install python3-venv"
+        )
+    venv.create(environment, with_pip=True, symlinks=True)
+
+
+def pip(environment: Path, *arguments: str) -> None:
+    binaries = environment / "bin"
+    command = [str(binaries / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    # The build backend looks for its own program on the PATH.
+    path = f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    outcome = subprocess.run(
+        [*command, *arguments], env={**os.environ, "PATH": path}, check=False
+    )
+    if outcome.returncode != 0:
+        stop("pip could not finish (see above); run the same command again to begin anew")
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as content:
+        return subprocess.run(
+            ["cksum"], stdin=content, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout.strip()
+
+
+def read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def say(line: str) -> None:
+    sys.stderr.write(f"fencepost: {line}\n")
+    sys.stderr.flush()
+
+
+def stop(line: str) -> NoReturn:
+    say(line)
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

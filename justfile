@@ -1,0 +1,47 @@
+# Every command of this project. `just` itself comes with ./test (.venv/bin/just).
+
+bin := justfile_directory() / ".venv/bin"
+compile := bin / "uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-emit-index-url --no-emit-find-links"
+
+# Name the commands.
+default:
+    @{{ bin }}/just --list --unsorted
+
+# Everything: checks and tests, or pytest with ARGS.
+test *ARGS:
+    ./test {{ ARGS }}
+
+# The checks that need no test run.
+lint: types
+    {{ bin }}/ruff check
+    {{ bin }}/ruff format --check
+    {{ bin }}/lint-imports
+
+# Repair what can be repaired by machine.
+fix:
+    {{ bin }}/ruff check --fix
+    {{ bin }}/ruff format
+
+# Types alone.
+types:
+    {{ bin }}/mypy
+
+# The public conformance suite alone.
+conformance:
+    ./test tests/conformance
+
+# The fault tests, with many more kills than ./test has time for.
+faults $FENCEPOST_FAULT_KILLS="200":
+    ./test tests/faults --timeout 3600
+
+# Numbers, beside the reference server in the same run.
+bench *ARGS:
+    {{ bin }}/python -m benchmarks {{ ARGS }}
+
+# Renew the lock files to the newest versions that fit; no line may name a host.
+lock:
+    {{ compile }} --upgrade pyproject.toml --group dev --output-file requirements-dev.lock
+    {{ compile }} pyproject.toml --group build --constraint requirements-dev.lock --output-file requirements.lock
+    cd tests/conformance && rm -f package-lock.json && npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
+    {{ bin }}/python tests/conformance/strip_lock.py
+    ! grep -nE '://' requirements.lock requirements-dev.lock tests/conformance/package-lock.json
