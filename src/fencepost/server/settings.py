@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from fencepost.protocol.limits import Limits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
@@ -81,3 +83,20 @@ class HttpSettings:
                 raise ValueError(f"{field.name} must be greater than zero")
         if self.write_buffer_bytes_low > self.write_buffer_bytes_high:
             raise ValueError("write_buffer_bytes_low must not exceed write_buffer_bytes_high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How the server behaves towards its readers and writers."""
+
+    http: HttpSettings = HttpSettings()
+    limits: Limits = Limits()
+
+    long_poll_ms: int = 30_000
+    """How long a long-poll waits for data before it is answered 204."""
+
+    sse_ms: int = 60_000
+    """How long an SSE connection lives, so that proxies can fold new readers into one."""
+
+    drain_ms: int = 10_000
+    """How long a stopping server waits for requests in flight."""
