@@ -42,6 +42,7 @@ bench *ARGS:
 lock:
     {{ compile }} --upgrade pyproject.toml --group dev --output-file requirements-dev.lock
     {{ compile }} pyproject.toml --group build --constraint requirements-dev.lock --output-file requirements.lock
-    cd tests/conformance && rm -f package-lock.json && npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
-    {{ bin }}/python tests/conformance/strip_lock.py
-    ! grep -nE '://' requirements.lock requirements-dev.lock tests/conformance/package-lock.json
+    rm -f tests/package-lock.json
+    npm install --prefix tests --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
+    {{ bin }}/python .ci/strip_npm_lock.py tests/package-lock.json
+    ./test tests/project

@@ -23,12 +23,15 @@ def main(root: Path, lock: str, stamp_name: str, stamp: str) -> None:
         hold(mutex.fileno())
         if read(environment / stamp_name) == stamp:
             return
-        if not can_be_added_to(environment, root, stamp):
-            say(f"making .venv from {lock} (once, it takes a minute)")
-            make_empty(environment)
-        else:
-            say(f"adding {lock} to .venv (once)")
-        pip(environment, "install", "--require-hashes", "--requirement", str(root / lock))
+        if not was_made_from(lock, environment, root, stamp_name):
+            if was_made_from("requirements.lock", environment, root, "made-for-run"):
+                # requirements-dev.lock pins what requirements.lock pins and more: adding it
+                # changes nothing that a running server may be using.
+                say(f"adding {lock} to .venv (once)")
+            else:
+                say(f"making .venv from {lock} (once, it takes a minute)")
+                make_empty(environment)
+            pip(environment, "install", "--require-hashes", "--requirement", str(root / lock))
         # The build backend is in the lock as well: nothing unhashed is fetched for this step.
         pip(environment, "install", "--no-build-isolation", "--no-deps", "--editable", str(root))
         (environment / stamp_name).write_text(stamp + "\n")
@@ -43,19 +46,22 @@ def hold(mutex: int) -> None:
         fcntl.flock(mutex, fcntl.LOCK_EX)
 
 
-def can_be_added_to(environment: Path, root: Path, stamp: str) -> bool:
-    """Say whether a finished environment of the same pyproject.toml is there to build on.
+def was_made_from(lock: str, environment: Path, root: Path, stamp_name: str) -> bool:
+    """Say whether a finished environment of exactly this lock is there, in this very place.
 
-    requirements-dev.lock pins what requirements.lock pins and more, so adding the one to the other
-    changes nothing that a running server may be using.
+    The stamp's third line, pyproject.toml, may differ: that asks for the project's own
+    installation to be renewed, not for its packages.
     """
-    place_and_project = stamp.splitlines()[:2]
-    made_for_run = (read(environment / "made-for-run") or "").splitlines()
-    return (
-        made_for_run[:2] == place_and_project
-        and (environment / "bin" / "python").exists()
-        and made_for_run[2:] == [checksum(root / "requirements.lock")]
-    )
+    made = (read(environment / stamp_name) or "").splitlines()
+    return made[:2] == [str(root), checksum(root / lock)] and runs(environment / "bin" / "python")
+
+
+def runs(python: Path) -> bool:
+    """Say whether the interpreter that the environment links to is still there."""
+    try:
+        return subprocess.run([python, "-c", ""], check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def make_empty(environment: Path) -> None:
@@ -75,9 +81,7 @@ def pip(environment: Path, *arguments: str) -> None:
     command = [str(binaries / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     # The build backend looks for its own program on the PATH.
     path = f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    outcome = subprocess.run(
-        [*command, *arguments], env={**os.environ, "PATH": path}, check=False
-    )
+    outcome = subprocess.run([*command, *arguments], env={**os.environ, "PATH": path}, check=False)
     if outcome.returncode != 0:
         stop("pip could not finish (see above); run the same command again to begin anew")
 

@@ -5,8 +5,8 @@
 # A stamp names the place too: an environment does not survive being moved.
 environment_stamp() {
     echo "$root"
-    cksum <"$root/pyproject.toml"
     cksum <"$root/$1"
+    cksum <"$root/pyproject.toml"
 }
 
 environment_is_made() { # for run | test
@@ -36,11 +36,11 @@ environment_python() {
 }
 
 environment() { # for run | test
-    if environment_is_made "$1"; then
-        return
+    # What the tests need holds everything that running needs: it stays an environment for tests.
+    if [ -f "$root/.venv/made-for-test" ]; then
+        set -- test
     fi
-    # What the tests need holds everything that running needs.
-    if [ "$1" = run ] && environment_is_made test; then
+    if environment_is_made "$1"; then
         return
     fi
     environment_interpreter=$(environment_python)
