@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
         counts[refusal.code] = counts.get(refusal.code, 0) + 1
         title = HTTPStatus(refusal.status).phrase
         answer = problem(refusal.status, refusal.code, title, refusal.detail)
-        if self._reader.method == "HEAD":
+        if self._reader.answers_head:
             answer.body = b""
         self._ended = self._refused = True
         self._held = b""

@@ -21,7 +21,6 @@ from fencepost.server.wire import (
     bad_request,
     check_coding,
     check_host,
-    first_values,
     header_bytes,
     split_target,
 )
@@ -51,15 +50,17 @@ class RequestReader:
         "_front",
         "_headers",
         "_host_seen",
+        "_incoming",
         "_keep_alive",
+        "_method",
         "_more",
-        "_pairs",
         "_parser",
         "_path",
         "_peer",
         "_phase",
         "_query",
         "_repeated",
+        "_repeats",
         "_settings",
         "_since_seconds",
         "_take",
@@ -67,7 +68,6 @@ class RequestReader:
         "_version",
         "body_bytes_left",
         "continue_owed",
-        "method",
     )
 
     def __init__(self, front: Front, peer: str, take: Callable[[Request, bool, str], None]) -> None:
@@ -80,11 +80,12 @@ class RequestReader:
         self._fed_bytes = 0
         self._carried_bytes = 0
         # The request that is being read.
-        self.method = ""
+        self._method = ""
         self._version = "1.1"
         self._keep_alive = True
         self._target = self._path = self._query = b""
-        self._pairs: list[tuple[bytes, bytes]] = []
+        self._incoming: dict[bytes, bytes] = {}
+        self._repeats: list[tuple[bytes, bytes]] = []
         self._headers: dict[bytes, bytes] = {}
         self._repeated = NO_NAMES
         self._host_seen: bytes | None = None
@@ -101,6 +102,11 @@ class RequestReader:
     def between_requests(self) -> bool:
         """Whether the last byte fed was the last of a request, or nothing was fed yet."""
         return self._phase == _BETWEEN
+
+    @property
+    def answers_head(self) -> bool:
+        """Whether the request that is being read is a HEAD, whose answer has no body."""
+        return self._phase == _BODY and self._method == "HEAD"
 
     def feed(self, data: bytes | memoryview) -> None:
         """Read on. Raises `Refusal` or `Stopped`, and must not be called again after either."""
@@ -143,10 +149,6 @@ class RequestReader:
             raise Stopped
         self._phase = _HEAD
         self._since_seconds = self._front.now_seconds
-        self._carried_bytes = 0
-        self.method = ""
-        self._target = b""
-        self._pairs = []
 
     def on_url(self, part: bytes) -> None:
         target = self._target + part if self._target else part
@@ -155,48 +157,60 @@ class RequestReader:
         self._target = target
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._pairs.append((name.lower(), value.strip()))
+        name = name.lower()
+        headers = self._incoming
+        if name in headers:
+            self._repeats.append((name, value))
+        else:
+            headers[name] = value.strip()  # llhttp takes the white space off in front only
 
     def on_headers_complete(self) -> None:
         parser = self._parser
         assert parser is not None
         settings = self._settings
-        pairs = self._pairs
-        headers = dict(pairs)
+        # Trailers arrive through `on_header` too. They are dropped: nothing here reads them, and
+        # a trailer must not be able to change what the head said.
+        headers, self._incoming = self._incoming, {}
+        target, self._target = self._target, b""
         repeated = NO_NAMES
-        if len(headers) != len(pairs):
-            headers, repeated = first_values(pairs)
+        count = len(headers)
+        if self._repeats:
+            count += len(self._repeats)
+            repeated = frozenset(name for name, _ in self._repeats)
         name = parser.get_method()
         method = METHODS.get(name)
         if method is None:
             raise Refusal(501, "method_not_implemented", f"{name.decode()} is not known here")
-        self.method = method
-        self._version = version = parser.get_http_version()
+        self._method = method
+        self._phase = _BODY
+        self._keep_alive = keep_alive = parser.should_keep_alive()
+        # Only HTTP/1.1 keeps a connection without being asked to, and asking for the version by
+        # name is one of the dearer calls here.
+        version = "1.1"
+        if not keep_alive or b"connection" in headers:
+            version = parser.get_http_version()
+        self._version = version
         if version != "1.1" and version != "1.0":
             raise Refusal(505, "version_not_supported", "this server speaks HTTP/1.1 and HTTP/1.0")
         # What was fed bounds the size of the head from above: most heads need no counting.
-        if len(pairs) > settings.header_count_max or (
+        if count > settings.header_count_max or (
             self._carried_bytes + self._fed_bytes > settings.header_bytes_max
-            and header_bytes(pairs) > settings.header_bytes_max
+            and header_bytes([*headers.items(), *self._repeats]) > settings.header_bytes_max
         ):
             raise self._header_too_large()
+        if repeated:
+            self._repeats = []
         host = headers.get(b"host")
         if host is None or host != self._host_seen or repeated:
             if version == "1.1" or host is not None:
                 check_host(host, repeated)
             self._host_seen = host
-        target = self._target
         if target[0] == _SLASH and b"#" not in target:
             self._path, _, self._query = target.partition(b"?")
         else:
             self._path, self._query = split_target(target, headers, method)
-        self._keep_alive = parser.should_keep_alive()
         self._headers = headers
         self._repeated = repeated
-        # Trailers arrive through `on_header` too. They are dropped: nothing here reads them, and
-        # a trailer must not be able to change what the head said.
-        self._pairs = []
-        self._phase = _BODY
         if b"upgrade" in headers and parser.should_upgrade():
             raise Refusal(400, "upgrade_refused", "this server does not change protocols")
         self._begin_body(headers)
@@ -205,7 +219,7 @@ class RequestReader:
         self._body = b""
         self._body_bytes = self._body_bytes_before = self.body_bytes_left = 0
         self._carried_bytes = 0
-        self._chunked = False
+        self._chunked = self.continue_owed = False
         if b"transfer-encoding" in headers:
             check_coding(headers, self._repeated, self._version)
             self._chunked = True
@@ -238,15 +252,17 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         self._phase = _BETWEEN
-        self.continue_owed = False
-        body = self._body
+        body, self._body = self._body, b""
         if self._more is not None:
             body = bytes(self._more)
             self._more = None
-        self._body = b""
+        if self._chunked:
+            self._incoming = {}
+            self._repeats = []
+            self._carried_bytes = 0
         self._take(
             Request(
-                self.method,
+                self._method,
                 self._path,
                 self._query,
                 self._headers,
@@ -266,7 +282,7 @@ class RequestReader:
         self._body_bytes_before = self._body_bytes
 
     def wants_continue(self) -> bool:
-        """Whether a 100 is still of use; asking settles the debt."""
+        """Whether a 100 is of use; it is not once the body has begun. Asking settles the debt."""
         self.continue_owed = False
         return self._phase == _BODY and self._body_bytes == 0
 

@@ -42,20 +42,6 @@ def bad_request(detail: str) -> Refusal:
     return Refusal(400, "bad_request", detail)
 
 
-def first_values(
-    pairs: list[tuple[bytes, bytes]],
-) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
-    """The first value of every name, and the names that came more than once."""
-    values: dict[bytes, bytes] = {}
-    repeated: set[bytes] = set()
-    for name, value in pairs:
-        if name in values:
-            repeated.add(name)
-        else:
-            values[name] = value
-    return values, frozenset(repeated)
-
-
 def check_host(host: bytes | None, repeated: frozenset[bytes]) -> None:
     """Refuse a request that does not say exactly once, and plainly, whom it is for."""
     if host is None:

@@ -1,0 +1,1 @@
+"""Fencepost: durable streams where every write lands exactly once."""

@@ -1,0 +1,5 @@
+"""`python -m fencepost` is `fencepost`."""
+
+from fencepost.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The `fencepost` command: settings, commands, and what people see of them."""

@@ -1,0 +1,108 @@
+"""Where settings come from: defaults, then a TOML file, then the environment, then options.
+
+The file has a table for each layer: [server], [http], [limits], [store]. A key that no layer knows is
+an error, because a misspelt limit is no limit. An environment variable is FENCEPOST_ and the table and
+key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import platformdirs
+
+from fencepost.protocol.limits import Limits
+from fencepost.server.settings import HttpSettings, ServerSettings
+from fencepost.store.sqlite.settings import SqliteSettings
+
+T = TypeVar("T")
+
+TABLES: dict[str, type] = {
+    "server": ServerSettings,
+    "http": HttpSettings,
+    "limits": Limits,
+    "store": SqliteSettings,
+}
+_COMPOSED = {"http", "limits", "folder", "vfs"}
+"""Fields that are tables of their own, or not for a file to set."""
+
+
+class SettingsError(Exception):
+    """A setting is unknown or has the wrong type: the message says which and what is allowed."""
+
+
+def default_folder() -> Path:
+    """Where data lives when nobody says."""
+    return Path(platformdirs.user_data_dir("fencepost", appauthor=False))
+
+
+def load(
+    config: Path | None, *, folder: Path | None, overrides: dict[str, dict[str, Any]]
+) -> tuple[ServerSettings, SqliteSettings]:
+    """The settings of a server. `overrides` are the command line's, by table and key."""
+    tables = _from_file(config) if config is not None else {}
+    for table, values in (*_from_environment(os.environ).items(), *overrides.items()):
+        tables.setdefault(table, {}).update(values)
+    file_folder = tables.get("store", {}).pop("folder", None)
+    chosen = folder or (Path(file_folder).expanduser() if file_folder else default_folder())
+    server = ServerSettings(
+        http=_make("http", HttpSettings, tables),
+        limits=_make("limits", Limits, tables),
+        **_checked("server", ServerSettings, tables),
+    )
+    return server, SqliteSettings(folder=chosen, **_checked("store", SqliteSettings, tables))
+
+
+def _from_file(config: Path) -> dict[str, dict[str, Any]]:
+    try:
+        with config.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"the config file {config} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"the config file {config} is not TOML: {error}") from None
+    for name, values in tables.items():
+        if name not in TABLES or not isinstance(values, dict):
+            known = ", ".join(f"[{table}]" for table in TABLES)
+            raise SettingsError(f"the config file {config} has {name!r}; it may have {known}")
+    return tables
+
+
+def _from_environment(environment: os._Environ[str]) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = {}
+    for table, kind in TABLES.items():
+        for field in fields(kind):
+            value = environment.get(f"FENCEPOST_{table}_{field.name}".upper())
+            if value is not None and (field.name not in _COMPOSED or field.name == "folder"):
+                tables.setdefault(table, {})[field.name] = value
+    return tables
+
+
+def _make(table: str, kind: type[T], tables: dict[str, dict[str, Any]]) -> T:
+    try:
+        return kind(**_checked(table, kind, tables))
+    except ValueError as error:
+        raise SettingsError(f"[{table}] {error}") from None
+
+
+def _checked(table: str, kind: type, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    known = {field.name: field.type for field in fields(kind) if field.name not in _COMPOSED}
+    checked: dict[str, Any] = {}
+    for key, value in tables.get(table, {}).items():
+        if key not in known:
+            raise SettingsError(
+                f"[{table}] has no setting {key!r}; it has {', '.join(sorted(known))}"
+            )
+        wanted = {"int": int, "float": float, "str": str, "bool": bool}[str(known[key])]
+        try:
+            checked[key] = msgspec.convert(value, wanted, strict=False)
+        except msgspec.ValidationError:
+            raise SettingsError(
+                f"[{table}] {key} must be of type {wanted.__name__}, not {value!r}"
+            ) from None
+    return checked

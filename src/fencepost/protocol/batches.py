@@ -1,0 +1,112 @@
+"""A batch: the messages of one request, as they are stored and as they go out again.
+
+JSON messages are kept joined by commas, exactly as a reader's array will hold them, with their
+lengths beside them; a byte append is one message. Nothing is decoded into Python objects on the way:
+msgspec checks the syntax and gives back the raw slices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+DIGEST_BYTES = 16
+
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+_VALUE = msgspec.json.Decoder(msgspec.Raw)
+_WHITESPACE = b" \t\r\n"
+
+
+class Batch(NamedTuple):
+    """The messages of one append.
+
+    `data` is what a reader gets, separators included; `size` counts the payload bytes without them.
+    `lengths` holds each message's length (unsigned 32-bit, native order is little-endian on every
+    platform we run on) and is None when there is only one message.
+    """
+
+    messages: int
+    size: int
+    data: bytes
+    lengths: bytes | None
+
+
+class Malformed(NamedTuple):
+    """The body is not what its content type promises; `detail` says where."""
+
+    detail: str
+
+
+def bytes_batch(body: bytes) -> Batch:
+    """A body of any other type than JSON: one message, whatever its bytes."""
+    return Batch(1, len(body), body, None)
+
+
+def json_batch(body: bytes) -> Batch | Malformed | None:
+    """The messages of a JSON body; None for an empty array, which holds none.
+
+    One level of array is flattened. The bytes of each message stay as the client sent them.
+    """
+    # msgspec looks at structure, not at the encoding inside strings, so that is checked first.
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            return Malformed(f"the body is not UTF-8: {error.reason} at byte {error.start}")
+    try:
+        if body.lstrip(_WHITESPACE).startswith(b"["):
+            return _joined(_ARRAY.decode(body))
+        value = bytes(_VALUE.decode(body))
+    except msgspec.DecodeError as error:
+        return Malformed(f"the body is not JSON: {error}")
+    except RecursionError:
+        return Malformed("the body is nested too deeply")
+    return Batch(1, len(value), value, None)
+
+
+def _joined(messages: list[msgspec.Raw]) -> Batch | None:
+    count = len(messages)
+    if count == 0:
+        return None
+    if count == 1:
+        value = bytes(messages[0])
+        return Batch(1, len(value), value, None)
+    data = b",".join(messages)
+    lengths = array("I", map(_length, messages))
+    return Batch(count, len(data) - count + 1, data, lengths.tobytes())
+
+
+def _length(raw: msgspec.Raw) -> int:
+    return memoryview(raw).nbytes
+
+
+def message_lengths(batch_count: int, data_length: int, lengths: bytes | None) -> Iterable[int]:
+    """How long each message of a stored batch is, in order."""
+    if lengths is None:
+        assert batch_count == 1
+        return (data_length,)
+    return array("I", lengths)
+
+
+def cut(data: bytes, lengths: bytes | None, start: int, stop: int) -> tuple[bytes, int]:
+    """The data of messages `start` up to `stop` of a JSON batch, and its payload size."""
+    if lengths is None:
+        assert (start, stop) == (0, 1)
+        return data, len(data)
+    sizes = array("I", lengths)
+    before = sum(sizes[:start]) + start
+    size = sum(sizes[start:stop])
+    return data[before : before + size + stop - start - 1], size
+
+
+def digest(content_type: str, closes: bool, data: bytes) -> bytes:
+    """What tells a repeated request from another one under the same name, in 16 bytes."""
+    # The fixed-size data hash comes first, so that no data can imitate the fields after it.
+    hashed = hashlib.sha256(hashlib.sha256(data).digest())
+    hashed.update(b"\x01" if closes else b"\x00")
+    hashed.update(content_type.encode())
+    return hashed.digest()[:DIGEST_BYTES]

@@ -1,0 +1,45 @@
+"""Server-sent events: how data and control events look on the wire.
+
+A payload is cut at every line ending, so nothing in it can end an event or begin another. Types that
+are not text travel as base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import msgspec
+
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.streams import JSON
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+def is_text(media_type: str) -> bool:
+    """Whether data events of this type carry text as it is."""
+    return media_type == JSON or media_type.startswith("text/")
+
+
+def data_event(data: bytes, media_type: str) -> bytes:
+    """A data event; `data` of a JSON stream is messages joined by commas."""
+    if media_type == JSON:
+        data = b"[%b]" % data
+    elif not is_text(media_type):
+        return b"event: data\ndata: %b\n\n" % base64.b64encode(data)
+    if b"\n" in data or b"\r" in data:
+        data = b"\ndata: ".join(_LINE_END.split(data))
+    return b"event: data\ndata: %b\n\n" % data
+
+
+def control_event(next_offset: Offset, *, cursor: int | None, up_to_date: bool, closed: bool) -> bytes:
+    """Where the reader stands now; no cursor once the stream is closed, as nobody will reconnect."""
+    control: dict[str, object] = {"streamNextOffset": str(next_offset)}
+    if cursor is not None and not closed:
+        control["streamCursor"] = str(cursor)
+    if up_to_date:
+        control["upToDate"] = True
+    if closed:
+        control["streamClosed"] = True
+    return b"event: control\ndata: %b\n\n" % msgspec.json.encode(control)

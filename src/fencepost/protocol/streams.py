@@ -1,0 +1,178 @@
+"""A stream and a producer as the rules see them: plain records, owned and changed by one store.
+
+The store that holds a record is the only one to change it, and it does so with the outcome of a rule
+in hand. Nothing here knows where the record came from.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from fencepost.protocol.offsets import START, Offset
+
+RECENT_BATCHES = 16
+"""How many of a producer's last batches are remembered in full, beside seq 0 of its epoch."""
+
+JSON = "application/json"
+
+
+class Segment(NamedTuple):
+    """Part of a fork that lies in another stream: its rows up to, not including, `end`.
+
+    An end inside a byte append counts the cut message as whole: for the fork it is.
+    """
+
+    stream_id: int
+    end: Offset
+
+
+class Lifetime(NamedTuple):
+    """How long a stream lives: a sliding window, a fixed end, or (both None) for ever."""
+
+    ttl_s: int | None = None
+    expires_at_ms: int | None = None
+
+    def deadline_ms(self, touched_ms: int) -> int | None:
+        """When the stream ends if nobody touches it after `touched_ms`."""
+        if self.ttl_s is not None:
+            return touched_ms + self.ttl_s * 1000
+        return self.expires_at_ms
+
+    def stored_deadline_ms(self, touched_ms: int) -> int | None:
+        """The deadline to write down: later than the true one by some slack.
+
+        A read slides the window, and a write to disk for every read would be absurd. What is stored
+        is a promise not to expire before; it is written again only when it no longer holds.
+        """
+        if self.ttl_s is not None:
+            slack_ms = min(self.ttl_s * 125, 60_000)
+            return touched_ms + self.ttl_s * 1000 + slack_ms
+        return self.expires_at_ms
+
+
+class Fork(NamedTuple):
+    """Where a fork came from: its source's incarnation, the asked place, and the resolved one."""
+
+    source_id: int
+    source_path: str
+    asked: str
+    at: Offset
+
+
+class Remembered(NamedTuple):
+    """What is kept of an accepted batch: where it went and what it said."""
+
+    offset: Offset
+    digest: bytes
+
+    def pack(self) -> bytes:
+        return _REMEMBERED.pack(*self.offset, self.digest)
+
+
+_REMEMBERED = struct.Struct("<QQ16s")
+
+
+def _unpack(packed: bytes, at: int) -> Remembered:
+    messages, size, digest = _REMEMBERED.unpack_from(packed, at)
+    return Remembered(Offset(messages, size), digest)
+
+
+class Producer(NamedTuple):
+    """A producer on one stream: its epoch, its last sequence number, and its recent batches.
+
+    `first` and `recent` hold packed `Remembered` records, because there may be a producer for every
+    task ever claimed, and a tuple of objects for each would be most of the server's memory.
+    """
+
+    id: str
+    epoch: int
+    seq: int
+    first: bytes  # seq 0 of this epoch, never forgotten: a claim must outlive its heartbeats
+    recent: bytes  # the newest is last, and belongs to `seq`
+    updated_ms: int
+
+    def remembered(self, seq: int) -> Remembered | None:
+        """The batch accepted as `seq` of this epoch, or None when it is too long ago."""
+        if seq == 0:
+            return _unpack(self.first, 0)
+        at = len(self.recent) - (self.seq - seq + 1) * _REMEMBERED.size
+        return _unpack(self.recent, at) if 0 <= at < len(self.recent) else None
+
+    def next(self, seq: int, batch: Remembered, *, now_ms: int) -> Producer:
+        """This producer after one more batch of the same epoch."""
+        kept = self.recent[-(RECENT_BATCHES - 1) * _REMEMBERED.size :]
+        return Producer(self.id, self.epoch, seq, self.first, kept + batch.pack(), now_ms)
+
+    @staticmethod
+    def opening(id: str, epoch: int, batch: Remembered, *, now_ms: int) -> Producer:
+        """A producer whose epoch begins with `batch`."""
+        packed = batch.pack()
+        return Producer(id, epoch, 0, packed, packed, now_ms)
+
+
+class Stream:
+    """A stream's state after every decision made so far, committed or still on its way to disk."""
+
+    __slots__ = (
+        "closed",
+        "closed_by",
+        "content_type",
+        "created_ms",
+        "first",
+        "fork",
+        "forks_count",
+        "id",
+        "lifetime",
+        "media_type",
+        "path",
+        "segments",
+        "seq",
+        "soft_deleted",
+        "tail",
+        "touched_ms",
+    )
+
+    def __init__(
+        self,
+        stream_id: int,
+        path: str,
+        content_type: str,
+        *,
+        created_ms: int,
+        lifetime: Lifetime = Lifetime(),
+        tail: Offset = START,
+        first: Offset = START,
+        fork: Fork | None = None,
+        segments: tuple[Segment, ...] = (),
+    ) -> None:
+        self.id = stream_id
+        self.path = path
+        self.content_type = content_type
+        self.media_type = media_type(content_type)
+        self.created_ms = created_ms
+        self.touched_ms = created_ms
+        self.lifetime = lifetime
+        self.tail = tail
+        self.first = first  # the first offset still kept; later ones were truncated away
+        self.fork = fork
+        self.segments = segments
+        self.forks_count = 0
+        self.closed = False
+        self.closed_by: tuple[str, int, int] | None = None
+        self.seq: str | None = None
+        self.soft_deleted = False
+
+    @property
+    def is_json(self) -> bool:
+        return self.media_type == JSON
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether the stream's time is over."""
+        deadline_ms = self.lifetime.deadline_ms(self.touched_ms)
+        return deadline_ms is not None and deadline_ms <= now_ms
+
+
+def media_type(content_type: str) -> str:
+    """The part of a content type that counts for comparisons: no parameters, lower case."""
+    return content_type.partition(";")[0].strip().lower()

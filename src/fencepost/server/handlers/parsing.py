@@ -1,0 +1,312 @@
+"""Reading requests: headers, paths and query strings become typed values or a named refusal.
+
+Parsers raise `RefusedError`, which carries the finished problem; the dispatcher answers with it. The
+rule for all of them: what is not understood completely is refused, and nothing has happened yet.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from fencepost.protocol.appends import Append, ProducerTuple
+from fencepost.protocol.batches import Batch, Malformed, bytes_batch, digest, json_batch
+from fencepost.protocol.creates import Create, ForkFrom
+from fencepost.protocol.limits import Limits
+from fencepost.protocol.offsets import START, Offset, parse_offset
+from fencepost.protocol.streams import JSON, Lifetime, media_type
+from fencepost.server.http import Request, Response
+from fencepost.server.problems import problem
+
+STREAM_ROOT = b"/v1/stream/"
+RESERVED = "__ds"
+INTEGER_MAX = 2**53 - 1
+
+_INTEGER = re.compile(rb"0|[1-9][0-9]{0,15}")
+_CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(\s*;.*)?")
+_RFC3339 = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_SINGLE = (
+    b"content-type",
+    b"stream-seq",
+    b"stream-ttl",
+    b"stream-expires-at",
+    b"stream-closed",
+    b"stream-forked-from",
+    b"stream-fork-offset",
+    b"stream-fork-sub-offset",
+    b"producer-id",
+    b"producer-epoch",
+    b"producer-seq",
+    b"authorization",
+)
+
+
+class RefusedError(Exception):
+    """The request cannot be taken; `response` says why."""
+
+    def __init__(self, status: int, code: str, title: str, detail: str) -> None:
+        super().__init__(detail)
+        self.response: Response = problem(status, code, title, detail)
+
+
+def bad(code: str, detail: str) -> RefusedError:
+    """A 400: the request itself is wrong, whatever the state of the stream."""
+    return RefusedError(400, code, "Bad request", detail)
+
+
+def stream_path(raw: bytes, limits: Limits) -> str:
+    """The path of a stream from the part of the URL below the root."""
+    if len(raw) > 3 * limits.path_bytes_max:
+        raise _path_too_long(limits)
+    if b"%" in raw:
+        if _BAD_ESCAPE.search(raw):
+            raise bad("path_invalid", "the path has a % that starts no escape")
+        if b"%2f" in raw.lower():
+            raise bad("path_invalid", "the path has an escaped slash (%2F): use / itself")
+        raw = unquote_to_bytes(raw)
+    if len(raw) > limits.path_bytes_max:
+        raise _path_too_long(limits)
+    try:
+        path = raw.decode()
+    except UnicodeDecodeError:
+        raise bad("path_invalid", "the path is not UTF-8") from None
+    return check_path(path)
+
+
+def check_path(path: str) -> str:
+    """`path` itself, if a stream may have that name."""
+    if not path or path.startswith("/") or path.endswith("/") or "//" in path:
+        raise bad("path_invalid", "a stream path has one or more segments, none of them empty")
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
+        raise bad("path_invalid", "a stream path has no control characters")
+    segments = path.split("/")
+    if "." in segments or ".." in segments:
+        raise bad("path_invalid", "a stream path has no segments . or ..")
+    if segments[0] == RESERVED:
+        raise bad("path_reserved", f"stream paths below {RESERVED} are reserved")
+    return path
+
+
+def _path_too_long(limits: Limits) -> RefusedError:
+    return RefusedError(
+        414,
+        "path_too_long",
+        "Path too long",
+        f"a stream path has at most {limits.path_bytes_max} bytes (path_bytes_max)",
+    )
+
+
+def refuse_repeated(request: Request) -> None:
+    """Refuse a request that says twice what may be said once."""
+    for name in _SINGLE:
+        if name in request.repeated:
+            raise bad("header_repeated", f"the header {name.decode()} came more than once")
+
+
+def text_header(request: Request, name: bytes, bytes_max: int) -> str | None:
+    """A header's value as text, or None when it is not there."""
+    value = request.headers.get(name)
+    if value is None:
+        return None
+    if len(value) > bytes_max:
+        raise bad("header_too_long", f"{name.decode()} has at most {bytes_max} bytes")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise bad("header_invalid", f"{name.decode()} is not UTF-8") from None
+
+
+def is_true(request: Request, name: bytes) -> bool:
+    """Whether a flag header says `true`; any other value counts as absent."""
+    value = request.headers.get(name)
+    return value is not None and value.strip().lower() == b"true"
+
+
+def content_type(request: Request, limits: Limits) -> str | None:
+    """The content type, checked for its form."""
+    value = text_header(request, b"content-type", limits.content_type_bytes_max)
+    if not value:
+        return None
+    if not value.isascii() or not _CONTENT_TYPE.fullmatch(value):
+        raise bad("content_type_invalid", "Content-Type is not of the form type/subtype")
+    return value
+
+
+def integer(value: bytes, name: str) -> int:
+    """A header's non-negative integer, no larger than JavaScript can hold."""
+    if not _INTEGER.fullmatch(value) or (number := int(value)) > INTEGER_MAX:
+        raise bad("header_invalid", f"{name} must be an integer from 0 to 2^53-1")
+    return number
+
+
+def producer_tuple(request: Request, limits: Limits) -> ProducerTuple | None:
+    """The three producer headers: all of them or none."""
+    headers = request.headers
+    producer_id = headers.get(b"producer-id")
+    epoch = headers.get(b"producer-epoch")
+    seq = headers.get(b"producer-seq")
+    if producer_id is None and epoch is None and seq is None:
+        return None
+    if producer_id is None or epoch is None or seq is None:
+        raise bad(
+            "producer_headers_incomplete",
+            "Producer-Id, Producer-Epoch and Producer-Seq come together or not at all",
+        )
+    name = text_header(request, b"producer-id", limits.producer_id_bytes_max)
+    if not name or not name.strip():
+        raise bad("producer_id_empty", "Producer-Id must not be empty")
+    return ProducerTuple(name, integer(epoch, "Producer-Epoch"), integer(seq, "Producer-Seq"))
+
+
+def parse_append(request: Request, path: str, limits: Limits) -> Append:
+    """A POST to a stream."""
+    if request.repeated:
+        refuse_repeated(request)
+    kind = content_type(request, limits)
+    closes = is_true(request, b"stream-closed")
+    body = request.body
+    batch: Batch | None = None
+    media: str | None = None
+    if body:
+        if kind is None:
+            raise bad("content_type_missing", "an append needs a Content-Type")
+        media = media_type(kind)
+        batch = _batch(body, media, limits)
+        if batch is None:
+            raise bad("batch_empty", "an empty array appends nothing")
+    elif not closes:
+        raise bad("body_empty", "an append needs a body, unless it only closes (Stream-Closed: true)")
+    producer = producer_tuple(request, limits)
+    seq = text_header(request, b"stream-seq", limits.stream_seq_bytes_max)
+    if seq == "":
+        raise bad("header_invalid", "Stream-Seq must not be empty")
+    mark = b""
+    if producer is not None:
+        mark = digest(media or "", closes, b"" if batch is None else batch.data)
+    return Append(path, batch, media, closes, producer, seq, mark)
+
+
+def parse_create(request: Request, path: str, limits: Limits) -> Create:
+    """A PUT of a stream."""
+    if request.repeated:
+        refuse_repeated(request)
+    kind = content_type(request, limits)
+    batch: Batch | None = None
+    fork_from = _fork_from(request, limits)
+    if request.body:
+        if kind is None and fork_from is not None:
+            raise bad("content_type_missing", "a fork with a body needs a Content-Type")
+        batch = _batch(request.body, media_type(kind or ""), limits)
+    return Create(
+        path,
+        content_type=kind,
+        lifetime=_lifetime(request, limits),
+        closed=is_true(request, b"stream-closed"),
+        batch=batch,
+        fork_from=fork_from,
+    )
+
+
+def _batch(body: bytes, media: str, limits: Limits) -> Batch | None:
+    if media != JSON:
+        return bytes_batch(body)
+    batch = json_batch(body)
+    if isinstance(batch, Malformed):
+        raise bad("json_invalid", batch.detail)
+    if batch is not None and batch.messages > limits.messages_per_append_max:
+        raise RefusedError(
+            413,
+            "batch_too_large",
+            "Too many messages",
+            f"one append has at most {limits.messages_per_append_max} messages"
+            " (messages_per_append_max)",
+        )
+    return batch
+
+
+def _lifetime(request: Request, limits: Limits) -> Lifetime:
+    ttl = request.headers.get(b"stream-ttl")
+    expires_at = request.headers.get(b"stream-expires-at")
+    if ttl is not None and expires_at is not None:
+        raise bad("lifetime_conflict", "give Stream-TTL or Stream-Expires-At, not both")
+    if ttl is not None:
+        if not _INTEGER.fullmatch(ttl) or int(ttl) > limits.ttl_s_max:
+            raise bad(
+                "ttl_invalid",
+                f"Stream-TTL is a whole number of seconds from 0 to {limits.ttl_s_max}",
+            )
+        return Lifetime(ttl_s=int(ttl))
+    if expires_at is not None:
+        return Lifetime(expires_at_ms=_instant_ms(expires_at))
+    return Lifetime()
+
+
+def _instant_ms(value: bytes) -> int:
+    try:
+        text = value.decode("ascii")
+        if not _RFC3339.fullmatch(text):
+            raise ValueError(text)
+        instant = datetime.fromisoformat(text.upper())
+    except ValueError:
+        raise bad("expires_at_invalid", "Stream-Expires-At is not an RFC 3339 timestamp") from None
+    return int(instant.timestamp() * 1000)
+
+
+def rfc3339(instant_ms: int) -> str:
+    """An instant as a header shows it."""
+    instant = datetime.fromtimestamp(instant_ms / 1000, UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fork_from(request: Request, limits: Limits) -> ForkFrom | None:
+    source = request.headers.get(b"stream-forked-from")
+    offset = request.headers.get(b"stream-fork-offset")
+    sub_offset = request.headers.get(b"stream-fork-sub-offset")
+    if source is None:
+        if offset is not None or sub_offset is not None:
+            raise bad("fork_source_missing", "a fork offset needs Stream-Forked-From")
+        return None
+    if not source.startswith(STREAM_ROOT):
+        raise bad("fork_source_invalid", "Stream-Forked-From is the URL path of a stream")
+    path = stream_path(source[len(STREAM_ROOT) :], limits)
+    sub = 0
+    if sub_offset is not None:
+        if not _INTEGER.fullmatch(sub_offset):
+            raise bad("fork_sub_offset_invalid", "Stream-Fork-Sub-Offset is a whole number from 0")
+        sub = int(sub_offset)
+    if offset is None:
+        if sub:
+            raise bad("fork_offset_missing", "Stream-Fork-Sub-Offset needs Stream-Fork-Offset")
+        return ForkFrom(path)
+    return ForkFrom(path, _fork_offset(offset), sub)
+
+
+def _fork_offset(value: bytes) -> Offset | None:
+    parsed = parse_offset(value.decode("latin-1"))
+    if parsed is None:
+        raise bad("offset_invalid", "Stream-Fork-Offset is not an offset")
+    if parsed == "-1":
+        return START
+    return None if parsed == "now" else parsed
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """The query parameters; ones that we give a meaning to may come only once."""
+    if not request.query:
+        return {}
+    try:
+        pairs = parse_qsl(
+            request.query.decode("ascii"), keep_blank_values=True, max_num_fields=64, errors="strict"
+        )
+    except ValueError:
+        raise bad("query_invalid", "the query string is malformed") from None
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name in values and name in ("offset", "live", "cursor"):
+            raise bad("query_repeated", f"the parameter {name} came more than once")
+        values[name] = value
+    return values

@@ -1,0 +1,276 @@
+"""GET and HEAD: catching up, waiting for more, following as events.
+
+All three ways to read see committed state only. Catching up reads one bounded chunk; a long-poll waits
+for one; an SSE reader gets one after another until its connection's time is up, then comes back with
+the last offset it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fencepost.clock import Clock
+from fencepost.protocol import sse
+from fencepost.protocol.cursors import next_cursor
+from fencepost.protocol.offsets import START, Offset, parse_offset
+from fencepost.protocol.streams import media_type
+from fencepost.server.handlers import rendering
+from fencepost.server.handlers.parsing import bad, query_of, rfc3339
+from fencepost.server.handlers.rendering import BROWSER, next_offset, refused
+from fencepost.server.http import Answer, Headers, Request, Response, StreamingResponse
+from fencepost.server.settings import ServerSettings
+from fencepost.server.tails import Following, Tails, control_event, encode_events
+from fencepost.store.contract import (
+    BadOffset,
+    Chunk,
+    Failed,
+    Missing,
+    SoftDeleted,
+    Store,
+    StreamInfo,
+    Truncated,
+    Unknown,
+)
+
+CACHEABLE = (b"Cache-Control", b"public, max-age=60, stale-while-revalidate=300")
+NO_STORE = (b"Cache-Control", b"no-store")
+UP_TO_DATE = (b"Stream-Up-To-Date", b"true")
+CLOSED = (b"Stream-Closed", b"true")
+
+
+class Reads:
+    """The handlers that read."""
+
+    def __init__(
+        self, store: Store, tails: Tails, clock: Clock, settings: ServerSettings
+    ) -> None:
+        self._store = store
+        self._tails = tails
+        self._clock = clock
+        self._settings = settings
+        self.stopping = asyncio.Event()
+        """Set when the server drains: whoever waits is told to come back."""
+
+    async def head(self, path: str) -> Response:
+        """What there is to know about a stream without reading it. Does not count as a use."""
+        info = await self._store.look(path, touch=False)
+        if not isinstance(info, StreamInfo):
+            return _not_there(info)
+        headers = [
+            (b"Content-Type", info.content_type.encode()),
+            next_offset(info.tail),
+            NO_STORE,
+            *BROWSER,
+        ]
+        if info.lifetime.ttl_s is not None:
+            headers.append((b"Stream-TTL", b"%d" % info.lifetime.ttl_s))
+        if info.lifetime.expires_at_ms is not None:
+            headers.append((b"Stream-Expires-At", rfc3339(info.lifetime.expires_at_ms).encode()))
+        if info.closed:
+            headers.append(CLOSED)
+        return Response(200, headers)
+
+    async def get(self, request: Request, path: str) -> Answer:
+        """A read in any of the three modes."""
+        query = query_of(request)
+        live = query.get("live")
+        if live not in (None, "long-poll", "sse"):
+            raise bad("live_invalid", "live is long-poll or sse")
+        offset = _offset_of(query, required=live is not None)
+        info = await self._store.look(path, touch=True)
+        if not isinstance(info, StreamInfo):
+            return _not_there(info)
+        after = info.tail if offset == "now" else offset
+        assert isinstance(after, Offset)
+        if live is None:
+            return await self._catch_up(request, info, after, from_now=offset == "now")
+        if self._tails.readers_count >= self._settings.limits.waiters_max:
+            return refused(
+                503,
+                "too_many_waiters",
+                "Too many live readers",
+                f"at most {self._settings.limits.waiters_max} wait at once (waiters_max)",
+                (b"Retry-After", b"1"),
+            )
+        if live == "long-poll":
+            return await self._long_poll(info, after, query.get("cursor"))
+        return await self._events(info, after, query.get("cursor"))
+
+    async def _catch_up(
+        self, request: Request, info: StreamInfo, after: Offset, *, from_now: bool
+    ) -> Response:
+        if from_now:
+            headers = self._chunk_headers(Chunk(info, after, after, b""))
+            return Response(200, [*headers, NO_STORE], b"[]" if info.is_json else b"")
+        chunk = await self._read(info, after)
+        if isinstance(chunk, Response):
+            return chunk
+        tag = etag(chunk)
+        if _matches(request.headers.get(b"if-none-match"), tag):
+            return Response(304, [(b"ETag", tag), CACHEABLE, *BROWSER])
+        return Response(200, [*self._chunk_headers(chunk), (b"ETag", tag), CACHEABLE], body_of(chunk))
+
+    async def _long_poll(self, info: StreamInfo, after: Offset, cursor: str | None) -> Response:
+        deadline_ms = self._clock.monotonic_ms() + self._settings.long_poll_ms
+        with self._tails.follow(info.id) as tail:
+            while after == info.tail and not info.closed:
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if left_ms <= 0 or not await self._changed(tail, left_ms / 1000):
+                    break
+                fresh = tail.fresh(after)
+                if fresh is not None:
+                    return self._live_chunk(fresh.chunk, cursor)
+                latest = await self._latest(info)
+                if not isinstance(latest, StreamInfo):
+                    return _not_there(latest)
+                info = latest
+        if after == info.tail:
+            headers = self._chunk_headers(Chunk(info, after, after, b""))
+            if not info.closed:
+                headers.append(self._cursor_header(cursor))
+            return Response(204, [*headers, NO_STORE])
+        chunk = await self._read(info, after)
+        return chunk if isinstance(chunk, Response) else self._live_chunk(chunk, cursor)
+
+    def _live_chunk(self, chunk: Chunk, cursor: str | None) -> Response:
+        headers = self._chunk_headers(chunk)
+        headers += [self._cursor_header(cursor), (b"ETag", etag(chunk)), CACHEABLE]
+        return Response(200, headers, body_of(chunk))
+
+    async def _events(self, info: StreamInfo, after: Offset, cursor: str | None) -> Answer:
+        # The first chunk is read before the answer begins, while a bad offset can still be a 400.
+        first = await self._read(info, after)
+        if isinstance(first, Response):
+            return first
+        headers: Headers = [(b"Content-Type", b"text/event-stream"), (b"Cache-Control", b"no-cache")]
+        if not sse.is_text(media_type(info.content_type)):
+            headers.append((b"Stream-SSE-Data-Encoding", b"base64"))
+        return StreamingResponse(200, [*headers, *BROWSER], self._follow(first, cursor))
+
+    async def _follow(self, chunk: Chunk, cursor: str | None) -> AsyncIterator[bytes]:
+        """The events of one SSE connection, from `chunk` on."""
+        ends_ms = self._clock.monotonic_ms() + self._settings.sse_ms
+        info = chunk.info
+        with self._tails.follow(info.id) as tail:
+            number = self._cursor(cursor)
+            yield encode_events(chunk, number) if chunk.data else control_event(chunk, number)
+            while not (chunk.at_tail and chunk.info.closed):
+                after = chunk.next
+                latest = await self._latest(info)
+                if not isinstance(latest, StreamInfo):
+                    return
+                if latest.tail == after:
+                    if latest.closed:
+                        yield control_event(Chunk(latest, after, after, b""), 0)
+                        return
+                    left_ms = ends_ms - self._clock.monotonic_ms()
+                    if left_ms <= 0 or not await self._changed(tail, left_ms / 1000):
+                        return
+                fresh = tail.fresh(after)
+                if fresh is not None:
+                    chunk = fresh.chunk
+                    yield fresh.events(self._cursor(cursor))
+                    continue
+                latest = await self._latest(info)
+                if not isinstance(latest, StreamInfo):
+                    return
+                if latest.tail == after:
+                    continue
+                read = await self._read(latest, after)
+                if isinstance(read, Response):
+                    return
+                chunk = read
+                yield encode_events(chunk, self._cursor(cursor))
+
+    async def _changed(self, tail: Following, timeout_s: float) -> bool:
+        """Wait for the stream to change; false when time is up or the server is going down."""
+        return not self.stopping.is_set() and await tail.changed(timeout_s)
+
+    async def _latest(self, info: StreamInfo) -> StreamInfo | Missing | SoftDeleted | Failed | Unknown:
+        """The same incarnation as it is now."""
+        latest = await self._store.look(info.path, touch=False)
+        if isinstance(latest, StreamInfo) and latest.id != info.id:
+            return Missing()
+        return latest
+
+    async def _read(self, info: StreamInfo, after: Offset) -> Chunk | Response:
+        chunk = await self._store.read(
+            info, after, bytes_max=self._settings.limits.read_chunk_bytes_max
+        )
+        match chunk:
+            case Chunk():
+                return chunk
+            case BadOffset():
+                return refused(
+                    400, "offset_invalid", "Bad offset", "the stream has no such offset"
+                )
+            case Truncated(first):
+                return refused(
+                    410,
+                    "offset_truncated",
+                    "Offset no longer kept",
+                    f"the first offset still kept is {first}",
+                    (b"Stream-First-Offset", str(first).encode()),
+                )
+            case Missing():
+                return rendering.missing()
+
+    def _cursor(self, sent: str | None) -> int:
+        return next_cursor(sent, now_ms=self._clock.now_ms(), dice=self._clock.random())
+
+    def _cursor_header(self, sent: str | None) -> tuple[bytes, bytes]:
+        return (b"Stream-Cursor", b"%d" % self._cursor(sent))
+
+    @staticmethod
+    def _chunk_headers(chunk: Chunk) -> Headers:
+        headers = [
+            (b"Content-Type", chunk.info.content_type.encode()),
+            next_offset(chunk.next),
+            *BROWSER,
+        ]
+        if chunk.at_tail:
+            headers.append(UP_TO_DATE)
+            if chunk.info.closed:
+                headers.append(CLOSED)
+        return headers
+
+
+def body_of(chunk: Chunk) -> bytes | tuple[bytes, ...]:
+    """A chunk as a response body; parts are not joined, so nothing large is copied."""
+    return (b"[", chunk.data, b"]") if chunk.info.is_json else chunk.data
+
+
+def etag(chunk: Chunk) -> bytes:
+    """Names exactly these bytes of this incarnation, and whether they are the last."""
+    closed = ":c" if chunk.at_tail and chunk.info.closed else ""
+    return f'"{chunk.info.id}:{chunk.start}:{chunk.next}{closed}"'.encode()
+
+
+def _matches(if_none_match: bytes | None, tag: bytes) -> bool:
+    if if_none_match is None:
+        return False
+    candidates = [candidate.strip() for candidate in if_none_match.split(b",")]
+    return b"*" in candidates or any(c.removeprefix(b"W/") == tag for c in candidates)
+
+
+def _offset_of(query: dict[str, str], *, required: bool) -> Offset | str:
+    text = query.get("offset")
+    if text is None:
+        if required:
+            raise bad("offset_missing", "a live read needs an offset")
+        return START
+    parsed = parse_offset(text)
+    if parsed is None:
+        raise bad("offset_invalid", "the offset is not one that this server has given out")
+    return START if parsed == "-1" else parsed
+
+
+def _not_there(outcome: Missing | SoftDeleted | Failed | Unknown) -> Response:
+    match outcome:
+        case Missing():
+            return rendering.missing()
+        case SoftDeleted():
+            return rendering.soft_deleted()
+        case Failed() | Unknown():
+            return rendering.failed(outcome)

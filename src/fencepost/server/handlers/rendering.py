@@ -1,0 +1,225 @@
+"""Writing answers: an outcome of a rule becomes a status, headers and perhaps a problem."""
+
+from __future__ import annotations
+
+from fencepost.protocol.appends import (
+    AlreadyClosed,
+    Appended,
+    AppendOutcome,
+    Duplicate,
+    EpochStart,
+    SeqRegression,
+    SequenceGap,
+    StaleEpoch,
+    StreamClosed,
+    TypeMismatch,
+)
+from fencepost.protocol.creates import (
+    BadForkPoint,
+    ConfigConflict,
+    Created,
+    CreateOutcome,
+    Exists,
+    PathBlocked,
+    SourceDeleted,
+    SourceMissing,
+)
+from fencepost.protocol.offsets import Offset, wire
+from fencepost.server.http import Headers, Response
+from fencepost.server.problems import problem
+from fencepost.store.contract import Failed, Missing, SoftDeleted, Unknown
+
+BROWSER: Headers = [
+    (b"X-Content-Type-Options", b"nosniff"),
+    (b"Cross-Origin-Resource-Policy", b"cross-origin"),
+    (b"Access-Control-Allow-Origin", b"*"),
+    (b"Access-Control-Expose-Headers", b"*"),
+]
+"""What every answer tells a browser."""
+
+_CLOSED = (b"Stream-Closed", b"true")
+
+
+def _plain(status: int, *headers: tuple[bytes, bytes]) -> Response:
+    return Response(status, [*headers, *BROWSER])
+
+
+def refused(
+    status: int, code: str, title: str, detail: str, *headers: tuple[bytes, bytes]
+) -> Response:
+    """A problem with what a browser needs to see it."""
+    return problem(status, code, title, detail, [*headers, *BROWSER[2:]])
+
+
+def next_offset(offset: Offset) -> tuple[bytes, bytes]:
+    return (b"Stream-Next-Offset", wire(offset))
+
+
+def missing() -> Response:
+    return refused(404, "stream_not_found", "No such stream", "there is no stream at this path")
+
+
+def soft_deleted() -> Response:
+    return refused(
+        410, "stream_deleted", "Stream deleted", "the stream was deleted; only its forks remain"
+    )
+
+
+def failed(outcome: Failed | Unknown) -> Response:
+    """The store could not do it; what to do next is in the detail."""
+    if isinstance(outcome, Unknown):
+        return refused(
+            503,
+            "outcome_unknown",
+            "Outcome unknown",
+            "the write may or may not have been stored: retry the same request",
+            (b"Retry-After", b"1"),
+        )
+    if outcome.full:
+        return refused(
+            507, "storage_full", "Storage full", "the disk is full: nothing was stored, retry later"
+        )
+    return refused(
+        503,
+        "storage_unavailable",
+        "Storage unavailable",
+        "nothing was stored: retry the same request",
+        (b"Retry-After", b"1"),
+    )
+
+
+def appended(
+    outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown,
+) -> Response:
+    """The answer to a POST."""
+    if isinstance(outcome, Appended):
+        return _accepted(outcome)
+    if isinstance(outcome, Duplicate):
+        return _duplicate(outcome)
+    match outcome:
+        case AlreadyClosed(tail):
+            return _plain(204, next_offset(tail), _CLOSED)
+        case StreamClosed(tail):
+            return refused(
+                409,
+                "stream_closed",
+                "Stream closed",
+                "the stream is closed and takes no more appends",
+                next_offset(tail),
+                _CLOSED,
+            )
+        case StaleEpoch(epoch):
+            return refused(
+                403,
+                "producer_epoch_stale",
+                "Stale producer epoch",
+                f"a newer session of this producer has begun: the epoch is {epoch}",
+                (b"Producer-Epoch", b"%d" % epoch),
+            )
+        case EpochStart(epoch, seq):
+            return refused(
+                400,
+                "producer_epoch_start",
+                "Bad epoch start",
+                f"epoch {epoch} must begin with Producer-Seq 0, not {seq}",
+            )
+        case SequenceGap(expected, received):
+            return refused(
+                409,
+                "producer_sequence_gap",
+                "Sequence gap",
+                f"expected Producer-Seq {expected}, received {received}",
+                (b"Producer-Expected-Seq", b"%d" % expected),
+                (b"Producer-Received-Seq", b"%d" % received),
+            )
+        case TypeMismatch(expected_type):
+            return refused(
+                409,
+                "content_type_mismatch",
+                "Content type mismatch",
+                f"the stream holds {expected_type}",
+            )
+        case SeqRegression(last):
+            return refused(
+                409,
+                "stream_seq_regression",
+                "Sequence regression",
+                f"Stream-Seq must be greater than {last!r}",
+            )
+        case Missing():
+            return missing()
+        case SoftDeleted():
+            return soft_deleted()
+        case Failed() | Unknown():
+            return failed(outcome)
+
+
+def _accepted(outcome: Appended) -> Response:
+    headers = [next_offset(outcome.tail), *BROWSER]
+    if outcome.closed:
+        headers.append(_CLOSED)
+    producer = outcome.producer
+    if producer is None:
+        return Response(204, headers)
+    headers.append((b"Producer-Epoch", b"%d" % producer.epoch))
+    headers.append((b"Producer-Seq", b"%d" % producer.seq))
+    return Response(200, headers)
+
+
+def _duplicate(outcome: Duplicate) -> Response:
+    headers = [
+        next_offset(outcome.tail),
+        (b"Producer-Epoch", b"%d" % outcome.producer_epoch),
+        (b"Producer-Seq", b"%d" % outcome.producer_seq),
+        *BROWSER,
+    ]
+    if outcome.original is not None:
+        headers.append((b"Stream-Offset", wire(outcome.original.offset)))
+        headers.append((b"Producer-Match", b"true" if outcome.matches else b"false"))
+    if outcome.closed:
+        headers.append(_CLOSED)
+    return Response(204, headers)
+
+
+def created(outcome: CreateOutcome | Failed | Unknown, location: bytes) -> Response:
+    """The answer to a PUT."""
+    match outcome:
+        case Created():
+            return _stream_made(201, outcome, (b"Location", location))
+        case Exists():
+            return _stream_made(200, outcome)
+        case ConfigConflict(detail):
+            return refused(409, "stream_exists", "Stream exists", detail)
+        case PathBlocked():
+            return refused(
+                409,
+                "path_blocked",
+                "Path blocked",
+                "the stream at this path was deleted but its forks still use it",
+            )
+        case SourceMissing(path):
+            return refused(
+                404, "fork_source_not_found", "No such source", f"there is no stream at {path}"
+            )
+        case SourceDeleted(path):
+            return refused(
+                409, "fork_source_deleted", "Source deleted", f"the stream at {path} was deleted"
+            )
+        case BadForkPoint(detail):
+            return refused(400, "fork_offset_invalid", "Bad fork offset", detail)
+        case Failed() | Unknown():
+            return failed(outcome)
+
+
+def _stream_made(
+    status: int, made: Created | Exists, *headers: tuple[bytes, bytes]
+) -> Response:
+    response = _plain(
+        status,
+        (b"Content-Type", made.stream.content_type.encode()),
+        next_offset(made.tail),
+        *headers,
+    )
+    if made.closed:
+        response.headers.append(_CLOSED)
+    return response

@@ -1,0 +1,101 @@
+"""What a handler sees of HTTP: a request, and the three shapes an answer can take.
+
+Nothing here reads a socket. The front end (`http1.py`) and the ASGI adapter (`asgi.py`) both turn
+bytes into a `Request`, call `App.handle`, and write whatever `answer` is called with. A handler is a
+plain call: it may answer before it returns, or later from a callback, which is how an append is
+answered after its commit without a task of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Request:
+    """One request, whole: the body has been read, within the limit, before a handler sees it.
+
+    `headers` has lower-case names. A name that came more than once is in `repeated` and `headers`
+    holds its first value: handlers refuse repeated headers that they give a meaning to.
+    """
+
+    __slots__ = ("body", "headers", "method", "path", "peer", "query", "repeated", "scheme")
+
+    def __init__(
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        *,
+        repeated: frozenset[bytes] = frozenset(),
+        scheme: str = "http",
+        peer: str = "",
+    ) -> None:
+        self.method = method
+        self.path = path  # raw: percent escapes as they came, because %2F is not a slash
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.repeated = repeated
+        self.scheme = scheme
+        self.peer = peer
+
+
+class Response:
+    """A complete answer. `body` may be a tuple of parts, written without joining them.
+
+    Neither Content-Length nor Date nor Connection is in `headers`: the front end adds them. For a
+    HEAD request `body` is empty; 204 and 304 never have one.
+    """
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self, status: int, headers: Headers, body: bytes | tuple[bytes, ...] = b""
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+class StreamingResponse:
+    """An answer without an end in sight (SSE, a long log read): chunks are pulled one at a time.
+
+    The front end asks for the next chunk only when the previous one has left its buffers, so a
+    reader that does not read holds one chunk, not the stream. It always closes the iterator
+    (`aclose`), also when the client goes away.
+    """
+
+    __slots__ = ("chunks", "headers", "status")
+
+    def __init__(self, status: int, headers: Headers, chunks: AsyncIterator[bytes]) -> None:
+        self.status = status
+        self.headers = headers
+        self.chunks = chunks
+
+
+Answer = Response | StreamingResponse
+"""What a handler hands back, exactly once for each request."""
+
+
+class Cancellable(Protocol):
+    """Work that goes on after `handle` returned, and that nobody waits for once the client left."""
+
+    def cancel(self) -> object: ...
+
+
+class App(Protocol):
+    """The application behind a front end."""
+
+    def handle(self, request: Request, answer: Callable[[Answer], None]) -> Cancellable | None:
+        """Take a request and see that `answer` is called once, now or later, on the event loop.
+
+        Must not raise: an unexpected error is answered as a 500. What it returns is cancelled when
+        the client disconnects before the answer; after that `answer` may still be called, and the
+        front end ignores it. Durable writes are never returned here: they finish either way.
+        """
+        ...

@@ -1,0 +1,127 @@
+"""Metrics: plain integers on the hot path, turned into Prometheus's format when somebody asks.
+
+Nothing here is called for each request. Counters live where the work is done; a scrape reads them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from fencepost.server.front import HttpCounters
+from fencepost.server.tails import Tails
+from fencepost.store.sqlite.store import SqliteStore
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+ANSWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Histogram:
+    """Counts of values below fixed bounds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        buckets, seen = [], 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(seen)))
+        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self.total)
+
+
+class Metrics:
+    """What `/metrics` shows."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._tails: Tails | None = None
+        self._http: HttpCounters | None = None
+        self._fsync = Histogram(SECONDS)
+        self._answers = Histogram(ANSWERS)
+        store.commits.on_commit = self._committed
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def watch(self, tails: Tails) -> None:
+        self._tails = tails
+
+    def count(self, counters: HttpCounters) -> None:
+        self._http = counters
+
+    def _committed(self, answers: int, elapsed_ns: int) -> None:
+        self._fsync.add(elapsed_ns / 1e9)
+        self._answers.add(answers)
+
+    def render(self) -> bytes:
+        """All metrics as text."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry at each scrape."""
+        counts = self._store.counts
+        yield _counter("fencepost_appends", "Appends stored", counts.appends)
+        yield _counter("fencepost_messages", "Messages stored", counts.messages)
+        yield _counter("fencepost_append_bytes", "Payload bytes stored", counts.bytes)
+        yield _counter("fencepost_duplicates", "Appends recognised as repeated", counts.duplicates)
+        yield _gauge("fencepost_streams_open", "Streams in memory", self._store.ledger.cached_count)
+        yield _gauge("fencepost_log_position", "The next position", self._store.ledger.next_position)
+        yield self._answers.family(
+            "fencepost_commit_answers", "Requests answered by one group commit"
+        )
+        yield self._fsync.family(
+            "fencepost_commit_seconds", "Time of COMMIT, which is the fsync of the log"
+        )
+        if self._tails is not None:
+            yield _gauge(
+                "fencepost_waiters", "Long-polls and SSE readers", self._tails.readers_count
+            )
+        if self._http is not None:
+            yield from _http_families(self._http)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _http_families(http: HttpCounters) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "fencepost_http_requests", "Requests answered", labels=("method", "status")
+    )
+    for method, classes in http.requests.items():
+        for digit, count in enumerate(classes):
+            if count:
+                requests.add_metric((method, f"{digit}xx"), count)
+    yield requests
+    refusals = CounterMetricFamily(
+        "fencepost_http_refusals", "Requests refused by the front end", labels=("code",)
+    )
+    for code, count in http.refusals.items():
+        refusals.add_metric((code,), count)
+    yield refusals
+    yield _counter("fencepost_http_received_bytes", "Bytes received", http.bytes_in)
+    yield _counter("fencepost_http_sent_bytes", "Bytes sent", http.bytes_out)
+    yield _counter("fencepost_http_connections", "Connections accepted", http.connections_total)
+    yield _gauge("fencepost_http_connections_open", "Connections open", http.connections_open)

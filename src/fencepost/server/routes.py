@@ -1,0 +1,176 @@
+"""The whole surface on one screen: which path and method leads to which handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from fencepost.clock import Clock
+from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
+from fencepost.server.handlers.reads import Reads
+from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.http import Answer, Cancellable, Request, Response
+from fencepost.server.settings import ServerSettings
+from fencepost.server.tails import Tails
+from fencepost.store.contract import Deleted, Failed, Missing, SoftDeleted, Store, Unknown
+
+log = logging.getLogger(__name__)
+
+Respond = Callable[[Answer], None]
+Extra = Callable[[Request], Awaitable[Answer] | None]
+"""Handlers that are put in beside the streams: they take a request or pass it on with None."""
+
+_METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+
+
+class Application:
+    """Everything the server answers, whatever front end the request came through."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        settings: ServerSettings,
+        *,
+        extras: tuple[Extra, ...] = (),
+    ) -> None:
+        self._store = store
+        self._limits = settings.limits
+        self._extras = extras
+        self.tails = Tails(store)
+        self.reads = Reads(store, self.tails, clock, settings)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, request: Request, answer: Respond) -> Cancellable | None:
+        try:
+            return self._dispatch(request, answer)
+        except RefusedError as error:
+            answer(with_browser(error.response))
+        except Exception:
+            log.exception("a handler failed")
+            answer(_internal())
+        return None
+
+    def _dispatch(self, request: Request, answer: Respond) -> Cancellable | None:
+        raw = request.path
+        if not raw.startswith(STREAM_ROOT) or raw.startswith(b"/v1/stream/__ds/"):
+            return self._beside_streams(request, answer)
+        method = request.method
+        path = parsing.stream_path(raw[len(STREAM_ROOT) :], self._limits)
+        if method == "POST":
+            append = parsing.parse_append(request, path, self._limits)
+            self._store.append(append, lambda outcome: answer(rendering.appended(outcome)))
+            return None
+        if method == "GET":
+            return self._later(self.reads.get(request, path), answer)
+        if method == "HEAD":
+            return self._later(self.reads.head(path), answer)
+        if method == "PUT":
+            create = parsing.parse_create(request, path, self._limits)
+            location = _location(request)
+            self._store.create(
+                create, lambda outcome: answer(rendering.created(outcome, location))
+            )
+            return None
+        if method == "DELETE":
+            self._store.delete(path, lambda outcome: answer(_deleted(outcome)))
+            return None
+        answer(_preflight() if method == "OPTIONS" else _no_method())
+        return None
+
+    def _beside_streams(self, request: Request, answer: Respond) -> Cancellable | None:
+        if request.method == "OPTIONS":
+            answer(_preflight())
+            return None
+        for extra in self._extras:
+            work = extra(request)
+            if work is not None:
+                return self._later(work, answer)
+        answer(refused(404, "not_found", "Not found", "there is nothing at this path"))
+        return None
+
+    def _later(self, work: Awaitable[Answer], answer: Respond) -> Cancellable:
+        task = asyncio.get_running_loop().create_task(self._run(work, answer))
+        # The loop holds tasks weakly; this set is their parent, and `close` ends them.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run(self, work: Awaitable[Answer], answer: Respond) -> None:
+        try:
+            response = await work
+        except RefusedError as error:
+            response = with_browser(error.response)
+        except Exception:
+            log.exception("a handler failed")
+            response = _internal()
+        answer(response)
+
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits for news: the server is going down."""
+        self.reads.stopping.set()
+        self.tails.wake()
+
+    async def close(self) -> None:
+        """End whatever still waits."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def with_browser(response: Response) -> Response:
+    """A problem with what a browser needs to see it."""
+    return Response(response.status, response.headers + BROWSER[2:], response.body)
+
+
+def _location(request: Request) -> bytes:
+    host = request.headers.get(b"host", b"localhost")
+    return b"%b://%b%b" % (request.scheme.encode(), host, request.path)
+
+
+def _deleted(outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Response:
+    match outcome:
+        case Deleted():
+            return Response(204, list(BROWSER))
+        case Missing():
+            return rendering.missing()
+        case SoftDeleted():
+            return rendering.soft_deleted()
+        case Failed() | Unknown():
+            return rendering.failed(outcome)
+
+
+def _preflight() -> Response:
+    return Response(
+        204,
+        [
+            (b"Access-Control-Allow-Methods", _METHODS),
+            (
+                b"Access-Control-Allow-Headers",
+                b"Content-Type, Authorization, If-Match, If-None-Match, Idempotency-Key, Stream-Seq, "
+                b"Stream-TTL, Stream-Expires-At, Stream-Closed, Stream-Forked-From, "
+                b"Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Auto-Create, Producer-Id, "
+                b"Producer-Epoch, Producer-Seq, Producer-If, Producer-Strict, Lease-Token",
+            ),
+            (b"Access-Control-Max-Age", b"86400"),
+            *BROWSER,
+        ],
+    )
+
+
+def _no_method() -> Response:
+    return refused(
+        405,
+        "method_not_allowed",
+        "Method not allowed",
+        "a stream knows GET, HEAD, POST, PUT, DELETE and OPTIONS",
+        (b"Allow", _METHODS),
+    )
+
+
+def _internal() -> Response:
+    return refused(
+        500, "internal_error", "Internal error", "this is a defect; the server's log has more"
+    )

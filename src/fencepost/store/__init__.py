@@ -1,0 +1,1 @@
+"""Where streams are kept: one contract, one write path, and the engines that fulfil them."""

@@ -1,0 +1,282 @@
+"""Group commit: requests decided while a commit is under way share the next one.
+
+This is the write path's engine room and knows nothing of streams. A `Group` collects what a
+transaction must write and who waits for it. At any time there is one open group, which decisions
+join, and at most one group being committed. The rules it holds:
+
+* An answer leaves only after the group that was open when it was decided is durable, together with
+  all groups before it: refusals and duplicates describe states that must not be taken back.
+* A group that fails takes everything decided on top of it along: the open group fails too, and the
+  owner rebuilds its state from disk before the next decision.
+* An error in COMMIT itself is an unknown outcome, and said so.
+
+Statements run on the loop, where they cost microseconds; the COMMIT, which waits for the disk, runs
+in one writer thread. A group with much data runs in the thread as a whole, so that copying it does not
+hold up readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+from fencepost.store.contract import Failed, Failure, Unknown
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES_MAX = 256 * 1024
+"""A group with more data than this is written by the writer thread, not on the loop."""
+
+
+class Group(Protocol):
+    """What one transaction writes. The owner fills it; this module only moves it along."""
+
+    bytes: int
+
+    def is_empty(self) -> bool: ...
+
+
+GroupT = TypeVar("GroupT", bound=Group)
+
+Answer = Callable[[Failure | None], None]
+"""Called once: with None when everything decided before it is durable, else with what went wrong."""
+
+
+class DiskFullError(Exception):
+    """The disk has no room for this transaction; it was rolled back."""
+
+
+_SealedT = TypeVar("_SealedT", bound=Group, contravariant=True)
+
+
+class Journal(Protocol[_SealedT]):
+    """The database as this module sees it. All methods are called by one thread at a time."""
+
+    def begin(self) -> None: ...
+
+    def write(self, sealed: _SealedT) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+
+class Owner(Protocol[GroupT]):
+    """Who decides: the holder of the state that groups are cut from."""
+
+    def new_group(self) -> GroupT:
+        """An empty group for the decisions to come."""
+        ...
+
+    def seal(self, group: GroupT) -> None:
+        """Take down the state to write, now that nothing more will join `group`."""
+        ...
+
+    def committed(self, group: GroupT) -> None:
+        """`group` is durable: make it visible and wake readers."""
+        ...
+
+    def reset(self) -> None:
+        """Everything since the last commit is void: rebuild the state from disk."""
+        ...
+
+    def broken(self, error: BaseException) -> None:
+        """The disk cannot be trusted any more: stop."""
+        ...
+
+
+class GroupCommit(Generic[GroupT]):
+    """The one place through which every change goes to disk."""
+
+    def __init__(
+        self,
+        journal: Journal[GroupT],
+        owner: Owner[GroupT],
+        *,
+        is_disk_error: Callable[[BaseException], bool],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._journal = journal
+        self._owner = owner
+        self._is_disk_error = is_disk_error
+        self._clock_ns = clock_ns
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fencepost-writer")
+        self._scheduled = False
+        self._under_way = False
+        self._closed = False
+        self._idle: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._answers: list[Answer] = []
+        self.group = owner.new_group()
+        """The open group: a decision adds what it changes here, in the same breath."""
+        self.groups_count = 0
+        self.commit_ns_total = 0
+        self.on_commit: Callable[[int, int], None] = lambda answers, elapsed_ns: None
+        """Told of every commit: how many answers it carried and how long the disk took."""
+
+    def after(self, answer: Answer) -> None:
+        """Call `answer` once everything decided so far is durable, or void."""
+        if not (self._under_way or self._scheduled) and self.group.is_empty():
+            answer(None)
+            return
+        self._answers.append(answer)
+        self.flush()
+
+    def flush(self) -> None:
+        """See to it that the open group is committed, without waiting for it."""
+        if not self._scheduled and not self._under_way:
+            self._scheduled = True
+            # Not at once: requests parsed in this turn of the loop still join.
+            self._loop.call_soon(self._start)
+
+    async def settled(self) -> None:
+        """Wait until nothing is open or under way."""
+        while self._under_way or self._scheduled:
+            if self._idle is None:
+                self._idle = self._loop.create_future()
+            await asyncio.shield(self._idle)
+
+    async def close(self) -> None:
+        """Commit what was decided, then end the writer thread."""
+        self.flush()
+        await self.settled()
+        self._closed = True
+        self._thread.shutdown()
+
+    async def exclusively(self, work: Callable[[], None]) -> None:
+        """Run `work` in the writer thread while no transaction is open; groups wait meanwhile."""
+        while self._under_way:
+            await self.settled_group()
+        self._under_way = True
+        try:
+            await self._loop.run_in_executor(self._thread, work)
+        finally:
+            self._under_way = False
+            self._next()
+
+    async def settled_group(self) -> None:
+        """Wait until the group that is under way now is done."""
+        if self._done is None:
+            self._done = self._loop.create_future()
+        await asyncio.shield(self._done)
+
+    def _start(self) -> None:
+        self._scheduled = False
+        if self._under_way or self._closed:
+            return
+        group, answers = self.group, self._answers
+        if group.is_empty() and not answers:
+            self._rest()
+            return
+        self._owner.seal(group)
+        self.group, self._answers = self._owner.new_group(), []
+        self._under_way = True
+        if group.is_empty():
+            self._finish(group, answers, None, 0)
+            return
+        inline = group.bytes <= INLINE_BYTES_MAX
+        if inline:
+            error = self._write(group)
+            if error is not None:
+                self._finish(group, answers, error, 0)
+                return
+        self._thread.submit(self._run, group, answers, inline)
+
+    def _write(self, group: GroupT) -> BaseException | None:
+        """BEGIN and the statements; an error here is rolled back and certain."""
+        try:
+            self._journal.begin()
+            self._journal.write(group)
+        except Exception as error:
+            return self._undone(error)
+        return None
+
+    def _undone(self, error: BaseException) -> BaseException:
+        try:
+            self._journal.rollback()
+        except Exception as second:
+            second.__cause__ = error
+            return _CommitError(second)
+        return error
+
+    def _run(self, group: GroupT, answers: list[Answer], written: bool) -> None:
+        """In the writer thread: write if that is still to do, then commit."""
+        elapsed_ns = 0
+        error = None if written else self._write(group)
+        if error is None:
+            started_ns = self._clock_ns()
+            try:
+                self._journal.commit()
+            except DiskFullError as full:
+                error = self._undone(full)
+            except Exception as failure:
+                error = _CommitError(failure)
+            elapsed_ns = self._clock_ns() - started_ns
+        self._loop.call_soon_threadsafe(self._finish, group, answers, error, elapsed_ns)
+
+    def _finish(
+        self, group: GroupT, answers: list[Answer], error: BaseException | None, elapsed_ns: int
+    ) -> None:
+        self._under_way = False
+        if error is None:
+            self.groups_count += 1
+            self.commit_ns_total += elapsed_ns
+            self.on_commit(len(answers), elapsed_ns)
+            self._owner.committed(group)
+            _tell(answers, None)
+        else:
+            self._fail(answers, error)
+        self._next()
+
+    def _next(self) -> None:
+        if self._done is not None:
+            self._done.set_result(None)
+            self._done = None
+        if self._answers or not self.group.is_empty():
+            self.flush()
+        else:
+            self._rest()
+
+    def _fail(self, answers: list[Answer], error: BaseException) -> None:
+        log.error("commit failed", exc_info=error)
+        failure: Failure
+        if isinstance(error, _CommitError):
+            failure = Unknown()
+        else:
+            failure = Failed(full=isinstance(error, DiskFullError))
+        # What was decided since stands on what has just been lost, so it goes the same way. Its own
+        # transaction never began: for those requests the outcome is certain.
+        void, self._answers = self._answers, []
+        self.group = self._owner.new_group()
+        cause = error.cause if isinstance(error, _CommitError) else error
+        if self._is_disk_error(cause):
+            self._owner.broken(cause)
+        else:
+            self._owner.reset()
+        _tell(answers, failure)
+        _tell(void, Failed(full=isinstance(error, DiskFullError)))
+
+    def _rest(self) -> None:
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+
+class _CommitError(Exception):
+    """COMMIT, or undoing a failed transaction, went wrong: nobody knows what is on disk."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _tell(answers: list[Answer], failure: Failure | None) -> None:
+    for answer in answers:
+        try:
+            answer(failure)
+        except Exception:
+            log.exception("an answer could not be given")

@@ -1,0 +1,131 @@
+"""The file itself: opening it, its pragmas, its schema, and the lock that keeps it to one server.
+
+Durability rests on a few settings that look like details: WAL with synchronous=FULL means that COMMIT
+returns after the fsync of the log; auto_vacuum has to be chosen before the first table or deleted
+space never comes back; automatic checkpoints are off because they would run inside somebody's commit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import apsw
+
+from fencepost.store.commit import DiskFullError
+from fencepost.store.sql import load_migrations, load_queries
+
+FILE = "fencepost.db"
+BUSY_MS_MAX = 10_000
+"""How long a connection waits for a lock that another one of this process holds."""
+
+Row = tuple[Any, ...]
+
+QUERIES = load_queries("fencepost.store.sqlite", "queries.sql")
+
+
+class FolderInUseError(Exception):
+    """Another server has this data folder open: stop it, or name another folder with --data."""
+
+
+class SchemaTooNewError(Exception):
+    """The data was written by a newer Fencepost: run that version, or restore a backup."""
+
+
+class FolderLock:
+    """An operating-system lock on a data folder; it goes with the process, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file: TextIO = open(folder / "lock", "a+")  # noqa: SIM115  held open on purpose
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip()
+            self._file.close()
+            raise FolderInUseError(
+                f"the data folder {folder} is in use by another fencepost server"
+                + (f" (process {holder})" if holder else "")
+                + ": stop it, or give this one another folder with --data"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def connect(
+    file: Path, *, readonly: bool = False, synchronous: str = "FULL", vfs: str | None = None
+) -> apsw.Connection:
+    """A connection with our settings. The writer's makes the file when it is not there."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    connection = apsw.Connection(str(file), flags=flags, vfs=vfs, statementcachesize=64)
+    connection.set_busy_timeout(BUSY_MS_MAX)
+    if not readonly and connection.pragma("page_count") == 0:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    mode = connection.pragma("journal_mode", "wal")
+    assert mode == "wal", f"SQLite would not use WAL here but {mode}"
+    connection.pragma("synchronous", synchronous)
+    connection.pragma("wal_autocheckpoint", 0)
+    connection.pragma("temp_store", "memory")
+    connection.pragma("cache_size", -65536)
+    if sys.platform == "darwin":
+        # There a plain fsync leaves the data in the drive's cache.
+        connection.pragma("fullfsync", 1)
+        connection.pragma("checkpoint_fullfsync", 1)
+    if readonly:
+        connection.pragma("query_only", 1)
+    return connection
+
+
+def migrate(connection: apsw.Connection) -> None:
+    """Bring the schema up to this version's; each step is a transaction of its own."""
+    current = connection.pragma("user_version")
+    migrations = load_migrations("fencepost.store.sqlite.migrations")
+    newest = migrations[-1][0]
+    if current > newest:
+        raise SchemaTooNewError(
+            f"the data folder has schema version {current}, this server knows {newest}: "
+            "run the newer version, or restore a backup"
+        )
+    for number, _, script in migrations:
+        if number > current:
+            with connection:
+                connection.execute(script)
+                connection.pragma("user_version", number)
+
+
+def fetch(connection: apsw.Connection, query: str, values: tuple[object, ...] = ()) -> list[Row]:
+    """All rows of a named query."""
+    return connection.execute(QUERIES[query], values).fetchall()
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether the disk itself failed, after which no cached page can be trusted."""
+    return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError)
+
+
+class Writer:
+    """The one connection that writes: the `Journal` of the group commit."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+
+    def begin(self) -> None:
+        self.connection.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        try:
+            self.connection.execute("COMMIT")
+        except apsw.FullError as error:
+            # The frames that would have made it a commit did not fit, so it is none.
+            raise DiskFullError(str(error)) from error
+
+    def rollback(self) -> None:
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")

@@ -1,0 +1,1 @@
+"""The schema of the embedded store, step by step: numbered `pre` (safe for old code) or `post`."""

@@ -1,0 +1,103 @@
+-- Every query of the embedded store.
+
+-- name: load_counters
+SELECT next_position, next_stream, last_ms FROM counters
+
+-- name: save_counters
+UPDATE counters SET next_position = ?, next_stream = ?, last_ms = ?
+
+-- name: find_stream
+-- The incarnation that a path names now, soft-deleted ones included.
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
+       forks_count
+FROM streams WHERE path = ? AND state < 2
+
+-- name: find_stream_by_id
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
+       forks_count
+FROM streams WHERE id = ? AND state < 2
+
+-- name: insert_stream
+INSERT INTO streams (
+    state, updated_ms, deadline_ms, tail_messages, tail_bytes, first_messages, first_bytes, closed,
+    closed_by, seq, forks_count, ended_ms, id, path, content_type, created_ms, ttl_s, expires_at_ms,
+    fork, segments
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: update_stream
+UPDATE streams SET
+    state = ?, updated_ms = ?, deadline_ms = ?, tail_messages = ?, tail_bytes = ?, first_messages = ?,
+    first_bytes = ?, closed = ?, closed_by = ?, seq = ?, forks_count = ?, ended_ms = ?
+WHERE id = ?
+
+-- name: insert_log
+INSERT INTO log (
+    position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,
+    lengths, data
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: find_producer
+SELECT epoch, seq, first, recent, updated_ms FROM producers WHERE stream = ? AND id = ?
+
+-- name: save_producer
+INSERT INTO producers (stream, id, epoch, seq, first, recent, updated_ms) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET
+    epoch = excluded.epoch, seq = excluded.seq, first = excluded.first, recent = excluded.recent,
+    updated_ms = excluded.updated_ms
+
+-- name: expired_streams
+-- Streams whose stored deadline has passed; the true one may have been moved in memory since.
+SELECT path FROM streams
+WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ? ORDER BY deadline_ms LIMIT ?
+
+-- name: row_at
+-- The row that holds the byte at a place of a stream: the last one that starts at or before it.
+SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.lengths, c.lengths),
+       COALESCE(l.data, c.data)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+WHERE l.stream = ? AND l.kind = 0 AND l.start_bytes <= ?
+ORDER BY l.start_bytes DESC LIMIT 1
+
+-- name: joined_rows
+-- Whole rows of a stream from one place up to another, joined as they go on the wire. The join happens
+-- in C with the interpreter's lock released, which is most of the speed of a catch-up read.
+SELECT count(*), min(version), min(start_bytes), max(version + count), max(start_bytes + size),
+       CAST(group_concat(data, ?4) AS BLOB)
+FROM (
+    SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.data, c.data) AS data
+    FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+    WHERE l.stream = ?1 AND l.kind = 0 AND l.start_bytes >= ?2 AND l.start_bytes < ?3
+    ORDER BY l.start_bytes
+)
+
+-- name: last_start_below
+-- Where the last row that starts below a place starts, and where it ends.
+SELECT start_bytes, start_bytes + size FROM log
+WHERE stream = ? AND kind = 0 AND start_bytes >= ? AND start_bytes < ?
+ORDER BY start_bytes DESC LIMIT 1
+
+-- name: purgeable_streams
+-- Deleted streams whose rows nobody may ask the log for any more.
+SELECT id FROM streams WHERE state = 2 AND ended_ms <= ? ORDER BY ended_ms LIMIT ?
+
+-- name: purge_log
+-- Some rows of a deleted stream: few enough that the writer is not held up.
+DELETE FROM log WHERE position IN (SELECT position FROM log WHERE stream = ? AND kind = 0 LIMIT ?)
+
+-- name: purge_producers
+DELETE FROM producers WHERE stream = ?
+
+-- name: purge_stream
+DELETE FROM streams WHERE id = ?
+
+-- name: count_live_streams
+SELECT count(*) FROM streams WHERE state = 0
+
+-- name: find_secret
+SELECT value FROM secrets WHERE name = ?
+
+-- name: save_secret
+-- The first one to store a secret wins; the caller reads back which it was.
+INSERT INTO secrets (name, value, created_ms) VALUES (?, ?, ?) ON CONFLICT DO NOTHING

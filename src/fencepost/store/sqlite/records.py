@@ -1,0 +1,101 @@
+"""Rows to records and back: how a stream and a producer lie in their tables."""
+
+from __future__ import annotations
+
+import json
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.streams import Fork, Lifetime, Producer, Segment, Stream
+from fencepost.store.sqlite.database import Row
+
+LIVE, SOFT_DELETED, DELETED = 0, 1, 2
+MESSAGES, CLOSED, REMOVED, EXPIRED, TRUNCATED = 0, 1, 2, 3, 4
+
+
+def stream_from_row(row: Row) -> tuple[Stream, int | None]:
+    """A stream, and the deadline that is stored for it."""
+    (
+        stream_id,
+        path,
+        state,
+        content_type,
+        created_ms,
+        updated_ms,
+        ttl_s,
+        expires_at_ms,
+        deadline_ms,
+        tail_messages,
+        tail_bytes,
+        first_messages,
+        first_bytes,
+        closed,
+        closed_by,
+        seq,
+        fork,
+        segments,
+        forks_count,
+    ) = row
+    stream = Stream(
+        stream_id,
+        path,
+        content_type,
+        created_ms=created_ms,
+        lifetime=Lifetime(ttl_s, expires_at_ms),
+        tail=Offset(tail_messages, tail_bytes),
+        first=Offset(first_messages, first_bytes),
+    )
+    if fork is not None:
+        source_id, source_path, asked, messages, size = json.loads(fork)
+        stream.fork = Fork(source_id, source_path, asked, Offset(messages, size))
+        stream.segments = tuple(
+            Segment(segment_id, Offset(*end)) for segment_id, end in json.loads(segments)
+        )
+    stream.forks_count = forks_count
+    stream.closed = bool(closed)
+    stream.closed_by = tuple(json.loads(closed_by)) if closed_by else None
+    stream.seq = seq
+    stream.soft_deleted = state == SOFT_DELETED
+    # What is stored is never earlier than the truth, so this errs on the side of living longer.
+    stream.touched_ms = updated_ms if ttl_s is None else deadline_ms - ttl_s * 1000
+    return stream, deadline_ms
+
+
+def hot_columns(
+    stream: Stream, state: int, updated_ms: int, deadline_ms: int | None, ended_ms: int | None
+) -> Row:
+    """The columns that change, in the order of `update_stream` and `insert_stream`."""
+    return (
+        state,
+        updated_ms,
+        deadline_ms,
+        *stream.tail,
+        *stream.first,
+        stream.closed,
+        json.dumps(stream.closed_by) if stream.closed_by else None,
+        stream.seq,
+        stream.forks_count,
+        ended_ms,
+    )
+
+
+def cold_columns(stream: Stream) -> Row:
+    """The columns that never change, in the order of `insert_stream`, the id first."""
+    fork = segments = None
+    if stream.fork is not None:
+        source_id, source_path, asked, at = stream.fork
+        fork = json.dumps([source_id, source_path, asked, *at])
+        segments = json.dumps(stream.segments)
+    return (
+        stream.id,
+        stream.path,
+        stream.content_type,
+        stream.created_ms,
+        stream.lifetime.ttl_s,
+        stream.lifetime.expires_at_ms,
+        fork,
+        segments,
+    )
+
+
+def producer_from_row(producer_id: str, row: Row) -> Producer:
+    epoch, seq, first, recent, updated_ms = row
+    return Producer(producer_id, epoch, seq, first, recent, updated_ms)

@@ -1,0 +1,33 @@
+"""Settings of the embedded store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqliteSettings:
+    """Where the embedded store lives and what it may use."""
+
+    folder: Path
+    """The data folder; made when it is not there."""
+    synchronous: str = "FULL"
+    """SQLite's synchronous level. Anything but FULL breaks the promise that an answer is durable;
+    the fault tests set it to see that they notice."""
+    vfs: str | None = None
+    """The SQLite VFS to use; the fault tests bring one that loses what was not synced."""
+    streams_cached_max: int = 100_000
+    """Streams whose state is kept in memory; others are loaded when they are used."""
+    producers_cached_max: int = 10_000
+    """Producers kept in memory for each stream in use."""
+    reader_threads: int = 2
+    """Threads that read messages from disk."""
+    checkpoint_wal_bytes: int = 8 << 20
+    """Fold the write-ahead log into the database when it has grown past this."""
+    wal_bytes_max: int = 64 << 20
+    """Hold writers up and shrink the write-ahead log when it has grown past this."""
+    log_retention_ms: int = 7 * 86_400_000
+    """How long the rows of a deleted stream stay readable in the global log."""
+    sweep_interval_ms: int = 1_000
+    """How often expired streams are looked for."""

@@ -1,0 +1,420 @@
+"""The embedded store: decide against the ledger, commit as a group, answer.
+
+This module is the order of things and little else. The rules are in `protocol`, the state in
+`ledger`, the waiting in `store.commit`, the reading in `reading`; upkeep (expiry, purge, checkpoints)
+is in `upkeep`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import apsw
+
+from fencepost.clock import Clock
+from fencepost.protocol.appends import Append, Appended, AppendOutcome, Duplicate, decide_append
+from fencepost.protocol.creates import (
+    BadForkPoint,
+    Create,
+    Created,
+    CreateOutcome,
+    ForkPoint,
+    SourceDeleted,
+    SourceMissing,
+    decide_create,
+)
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.streams import Segment, Stream
+from fencepost.store.commit import GroupCommit
+from fencepost.store.contract import (
+    BadOffset,
+    Chunk,
+    Deleted,
+    Failed,
+    Failure,
+    Missing,
+    Published,
+    SoftDeleted,
+    StreamInfo,
+    Truncated,
+)
+from fencepost.store.sqlite import reading
+from fencepost.store.sqlite.database import (
+    FILE,
+    QUERIES,
+    FolderLock,
+    Writer,
+    connect,
+    is_disk_error,
+    migrate,
+)
+from fencepost.store.sqlite.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.sqlite.records import CLOSED, EXPIRED, REMOVED
+from fencepost.store.sqlite.settings import SqliteSettings
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[Sequence[Published]], None]
+
+
+class StoreBrokenError(Exception):
+    """The disk failed: what is on it must be looked at before anything is served again."""
+
+
+class Counts:
+    """What was accepted since the start, for the metrics."""
+
+    __slots__ = ("appends", "bytes", "duplicates", "messages")
+
+    def __init__(self) -> None:
+        self.appends = self.messages = self.bytes = self.duplicates = 0
+
+    def add(self, request: Append) -> None:
+        self.appends += 1
+        if request.batch is not None:
+            self.messages += request.batch.messages
+            self.bytes += request.batch.size
+
+
+class SqliteStore:
+    """Streams in one SQLite file. Make it with `open`, on the event loop that will use it."""
+
+    def __init__(self, settings: SqliteSettings, clock: Clock) -> None:
+        self.settings = settings
+        self._clock = clock
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(settings.folder)
+        self.file = settings.folder / FILE
+        self._writer = _LedgerWriter(self._connect())
+        migrate(self._writer.connection)
+        self._lookups = self._connect(readonly=True)
+        self.readers = reading.Readers(
+            partial(self._connect, readonly=True), threads=settings.reader_threads
+        )
+        self.ledger = Ledger(
+            self._lookups,
+            streams_max=settings.streams_cached_max,
+            producers_max=settings.producers_cached_max,
+        )
+        self._listeners: list[Listener] = []
+        self.counts = Counts()
+        self.commits = GroupCommit(
+            self._writer, self, is_disk_error=is_disk_error, clock_ns=time.perf_counter_ns
+        )
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Resolved with the error when the disk fails: whoever runs the store must stop."""
+
+    def _connect(self, *, readonly: bool = False) -> apsw.Connection:
+        return connect(
+            self.file,
+            readonly=readonly,
+            synchronous=self.settings.synchronous,
+            vfs=self.settings.vfs,
+        )
+
+    async def close(self) -> None:
+        """Commit what was decided, fold the log into the database, and let go of the folder."""
+        await self.commits.close()
+        self.readers.close()
+        self._lookups.close()
+        if not self.failure.done():
+            self._writer.connection.pragma("wal_checkpoint(TRUNCATE)")
+            self.failure.cancel()
+        self._writer.connection.close()
+        self._lock.release()
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    # Writing
+
+    def append(
+        self, request: Append, done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None]
+    ) -> None:
+        now_ms = self.tick()
+        entry = self._alive(request.path, now_ms)
+        if entry is None or entry.stream.soft_deleted:
+            self._answer(done, Missing() if entry is None else SoftDeleted())
+            return
+        claim = request.producer
+        producer = None if claim is None else self.ledger.find_producer(entry, claim.id)
+        outcome = decide_append(entry.stream, producer, request, now_ms=now_ms)
+        if isinstance(outcome, Appended):
+            self.ledger.apply(self.commits.group, entry, request, outcome, now_ms)
+            self.counts.add(request)
+        else:
+            self.counts.duplicates += isinstance(outcome, Duplicate)
+            if self.ledger.slide(entry, now_ms):
+                self.ledger.touch(self.commits.group, entry)
+        self._answer(done, outcome)
+
+    def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
+        now_ms = self.tick()
+        entry = self._alive(request.path, now_ms)
+        point: ForkPoint | None = None
+        if entry is None and request.fork_from is not None:
+            found = self._fork_point(request, now_ms)
+            if not isinstance(found, ForkPoint):
+                self._answer(done, found)
+                return
+            point = found
+        outcome = decide_create(
+            None if entry is None else entry.stream,
+            request,
+            stream_id=self.ledger.next_stream,
+            fork_point=point,
+            now_ms=now_ms,
+        )
+        if isinstance(outcome, Created):
+            self._carry_out_create(request, outcome, point)
+        self._answer(done, outcome)
+
+    def _carry_out_create(self, request: Create, created: Created, point: ForkPoint | None) -> None:
+        group = self.commits.group
+        entry = self.ledger.add(group, created.stream)
+        if request.batch is not None:
+            self.ledger.write(group, entry, created.start, request.batch, None)
+        if created.stream.closed:
+            self.ledger.mark(group, entry, CLOSED)
+        if point is not None:
+            source = self.ledger.find_id(point.source.id)
+            assert source is not None
+            source.stream.forks_count += 1
+            self.ledger.touch(group, source)
+
+    def delete(
+        self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
+    ) -> None:
+        entry = self._alive(path, self.tick())
+        if entry is None or entry.stream.soft_deleted:
+            self._answer(done, Missing() if entry is None else SoftDeleted())
+            return
+        self.ledger.remove(self.commits.group, entry, REMOVED)
+        self._answer(done, Deleted())
+
+    def expire(self, path: str) -> bool:
+        """End the stream at `path` if its time is over."""
+        now_ms = self.tick()
+        entry = self.ledger.find(path)
+        if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
+            return False
+        self.ledger.remove(self.commits.group, entry, EXPIRED)
+        self.commits.flush()
+        return True
+
+    def tick(self) -> int:
+        """The time of the decision about to be made: never earlier than that of the last one."""
+        now_ms = max(self._clock.now_ms(), self.ledger.last_ms)
+        self.ledger.last_ms = now_ms
+        return now_ms
+
+    def _alive(self, path: str, now_ms: int) -> Entry | None:
+        """The stream at `path`, unless its time is over: then that is decided here and now."""
+        entry = self.ledger.find(path)
+        if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
+            return entry
+        self.ledger.remove(self.commits.group, entry, EXPIRED)
+        return None if entry.gone else entry
+
+    def _fork_point(
+        self, request: Create, now_ms: int
+    ) -> ForkPoint | SourceMissing | SourceDeleted | BadForkPoint:
+        asked = request.fork_from
+        assert asked is not None
+        entry = self._alive(asked.path, now_ms)
+        if entry is None:
+            return SourceMissing(asked.path)
+        source = entry.stream
+        if source.soft_deleted:
+            return SourceDeleted(asked.path)
+        at = asked.offset if asked.offset is not None else source.tail
+        if at.bytes > source.tail.bytes:
+            return BadForkPoint("the offset is beyond the end of the source")
+        return self._place_in(source, at, asked.sub_offset)
+
+    def _place_in(self, source: Stream, at: Offset, sub_offset: int) -> ForkPoint | BadForkPoint:
+        if sub_offset == 0 and at in (source.tail, source.first):
+            return ForkPoint(source, at)
+        if at.bytes < source.first.bytes:
+            return BadForkPoint("the offset is before the first one that is still kept")
+        # The rows that decide are few and committed, or in a group that is not: those are not
+        # readable yet, so a fork into the middle of them waits for its turn by being refused.
+        segments = own_segments(source.id, source.segments, source.tail)
+        try:
+            if at != source.tail:
+                reading.read_chunk(
+                    self._lookups, segments, at, bytes_max=1, is_json=source.is_json
+                )
+            if sub_offset == 0:
+                return ForkPoint(source, at)
+            place = reading.resolve_sub_offset(
+                self._lookups, segments, at, sub_offset, is_json=source.is_json
+            )
+        except (reading.OffsetError, reading.RowsGoneError):
+            return BadForkPoint("the source has no such offset")
+        if place is None:
+            return BadForkPoint("the sub-offset goes past the end of the append at the offset")
+        return ForkPoint(source, place)
+
+    def _answer(self, done: Callable[[Any], None], outcome: object) -> None:
+        def answer(failure: Failure | None) -> None:
+            done(outcome if failure is None else failure)
+
+        if self.failure.done():
+            done(Failed(full=False))
+            return
+        self.commits.after(answer)
+
+    # Reading
+
+    async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:
+        now_ms = self.tick()
+        entry = self._alive(path, now_ms)
+        while not self.ledger.is_settled(path):
+            failure = await self.durable()
+            if failure is not None:
+                return failure
+            entry = self.ledger.find(path)
+        if entry is None:
+            return Missing()
+        if entry.stream.soft_deleted:
+            return SoftDeleted()
+        if touch and self.ledger.slide(entry, now_ms):
+            self.ledger.touch(self.commits.group, entry)
+            self.commits.flush()
+        assert entry.view is not None
+        return entry.view
+
+    async def probe(self) -> Failure | None:
+        if self.failure.done():
+            return Failed(full=False)
+        self.commits.group.statements.append(("UPDATE counters SET id = id", ()))
+        return await self.durable()
+
+    async def durable(self) -> Failure | None:
+        """Wait until everything decided so far is on disk."""
+        done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+        self.commits.after(done.set_result)
+        return await done
+
+    async def read(
+        self, info: StreamInfo, after: Offset, *, bytes_max: int
+    ) -> Chunk | BadOffset | Truncated | Missing:
+        if after == info.tail:
+            return Chunk(info, after, after, b"")
+        if after.bytes >= info.tail.bytes:
+            return BadOffset()
+        if after.bytes < info.first.bytes:
+            return Truncated(info.first)
+        entry = self.ledger.find_id(info.id)
+        if entry is None:
+            return Missing()
+        work = partial(
+            reading.read_chunk,
+            segments=own_segments(info.id, entry.stream.segments, info.tail),
+            after=after,
+            bytes_max=bytes_max,
+            is_json=info.is_json,
+        )
+        try:
+            piece = await self.readers.run(work)
+        except reading.OffsetError:
+            return BadOffset()
+        except reading.RowsGoneError:
+            if self.ledger.find_id(info.id) is None:
+                return Missing()
+            raise
+        return Chunk(info, after, piece.next, piece.data)
+
+    # Upkeep
+
+    async def purge_rows(self, stream_id: int, rows_max: int) -> int:
+        """Drop some rows of a deleted stream, between commits; how many there were."""
+        purged = 0
+
+        def work() -> None:
+            nonlocal purged
+            connection = self._writer.connection
+            with connection:
+                connection.execute(QUERIES["purge_log"], (stream_id, rows_max))
+                purged = connection.changes()
+
+        await self.commits.exclusively(work)
+        return purged
+
+    async def purge_stream(self, stream_id: int, *, pages_max: int) -> None:
+        """Drop what is left of a deleted stream and give its space back to the file system."""
+
+        def work() -> None:
+            connection = self._writer.connection
+            with connection:
+                connection.execute(QUERIES["purge_producers"], (stream_id,))
+                connection.execute(QUERIES["purge_stream"], (stream_id,))
+            connection.execute(f"PRAGMA incremental_vacuum({pages_max})").fetchall()
+
+        await self.commits.exclusively(work)
+
+    async def shrink_log(self) -> None:
+        """Fold the whole write-ahead log into the database and cut it off."""
+
+        def work() -> None:
+            self._writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+        await self.commits.exclusively(work)
+
+    # What the group commit asks of the owner of the state
+
+    def new_group(self) -> LedgerGroup:
+        return self.ledger.new_group()
+
+    def seal(self, group: LedgerGroup) -> None:
+        self.ledger.seal(group)
+
+    def committed(self, group: LedgerGroup) -> None:
+        published = self.ledger.committed(group)
+        for listener in self._listeners:
+            listener(published)
+
+    def reset(self) -> None:
+        self.ledger.reset()
+
+    def broken(self, error: BaseException) -> None:
+        log.critical("the disk failed; stopping rather than guessing what is on it")
+        if not self.failure.done():
+            failure = StoreBrokenError(str(error))
+            failure.__cause__ = error
+            self.failure.set_exception(failure)
+
+
+def own_segments(
+    stream_id: int, inherited: tuple[Segment, ...], tail: Offset
+) -> tuple[Segment, ...]:
+    """All the rows of a stream: what it inherited, then its own up to `tail`."""
+    return (*inherited, Segment(stream_id, tail))
+
+
+class _LedgerWriter(Writer):
+    """Writes a sealed group: a handful of statements, whatever the number of requests."""
+
+    def write(self, sealed: LedgerGroup) -> None:
+        connection = self.connection
+        # Updates first: a deleted stream gives its path up before a new one takes it.
+        if sealed.updates:
+            connection.executemany(QUERIES["update_stream"], sealed.updates)
+        if sealed.inserts:
+            connection.executemany(QUERIES["insert_stream"], sealed.inserts)
+        if sealed.rows:
+            connection.executemany(QUERIES["insert_log"], sealed.rows)
+        if sealed.producers:
+            rows = [
+                (stream_id, *producer) for (stream_id, _), producer in sealed.producers.items()
+            ]
+            connection.executemany(QUERIES["save_producer"], rows)
+        for statement, values in sealed.statements:
+            connection.execute(statement, values)
+        connection.execute(QUERIES["save_counters"], sealed.counters)
