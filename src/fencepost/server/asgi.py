@@ -1,0 +1,235 @@
+"""The same handlers as an ASGI application, to be mounted in somebody else's server.
+
+A host such as uvicorn does the reading and the timeouts; this adapter keeps the body within its
+limit, works on the raw path (ASGI's `path` has decoded `%2F` into a slash), and turns a disconnect
+into a cancellation. Everything else a handler sees is what it sees behind `http1.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+from fencepost.server.front import close_chunks
+from fencepost.server.http import Answer, App, Headers, Request, Response, StreamingResponse
+from fencepost.server.problems import problem
+from fencepost.server.settings import HttpSettings
+from fencepost.server.wire import METHODS
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_METHODS = frozenset(METHODS.values())
+_BODILESS = (204, 304)
+_PATH_SAFE = "/:@!$&'()*+,;=-._~"
+
+
+class ASGIApp:
+    """An ASGI application over an `App`.
+
+    `startup` and `shutdown` run with the host's lifespan, where it has one; a mounted application
+    does not, and whoever mounts it starts and stops what is behind it.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: HttpSettings | None = None,
+        *,
+        startup: Callable[[], Awaitable[None]] | None = None,
+        shutdown: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._app = app
+        self._settings = settings or HttpSettings()
+        self._startup = startup
+        self._shutdown = shutdown
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            case other:
+                raise ValueError(f"an ASGI scope of type {other!r} is not served here")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        hooks = {"lifespan.startup": self._startup, "lifespan.shutdown": self._shutdown}
+        while True:
+            kind = (await receive())["type"]
+            hook = hooks[kind]
+            try:
+                if hook is not None:
+                    await hook()
+            except Exception as error:
+                await send({"type": f"{kind}.failed", "message": str(error)})
+                raise
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+
+    async def _http(self, scope: Message, receive: Receive, send: Send) -> None:
+        headers, repeated = _headers(scope)
+        if scope["method"] not in _METHODS:
+            detail = f"{scope['method']} is not known here"
+            await _send(
+                send, problem(501, "method_not_implemented", "Not Implemented", detail), False
+            )
+            return
+        body = await self._body(headers, receive)
+        if body is None:
+            return
+        head_only = scope["method"] == "HEAD"
+        if isinstance(body, Response):
+            await _send(send, body, head_only)
+            return
+        client = scope.get("client")
+        request = Request(
+            scope["method"],
+            raw_path(scope),
+            scope.get("query_string", b""),
+            headers,
+            body,
+            repeated=repeated,
+            scheme=scope.get("scheme", "http"),
+            peer=client[0] if client else "",
+        )
+        await self._exchange(request, receive, send)
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | Response | None:
+        """The whole body, the answer to one that is too large, or None for a client that left."""
+        limit = self._settings.body_bytes_max
+        length = headers.get(b"content-length", b"")
+        parts: list[bytes] = []
+        size = int(length) if length.isdigit() else 0
+        if size <= limit:
+            size = 0
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    break
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        detail = f"a request body may have up to {limit} bytes"
+        return problem(413, "body_too_large", "Content Too Large", detail)
+
+    async def _exchange(self, request: Request, receive: Receive, send: Send) -> None:
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        late: set[asyncio.Task[None]] = set()
+
+        def respond(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+            elif isinstance(answer, StreamingResponse):
+                task = asyncio.get_running_loop().create_task(close_chunks(answer.chunks))
+                late.add(task)
+                task.add_done_callback(late.discard)
+
+        work = self._app.handle(request, respond)
+        head_only = request.method == "HEAD"
+        if answered.done() and isinstance(answered.result(), Response):
+            await _send(send, answered.result(), head_only)
+            return
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            either: set[asyncio.Future[Any]] = {answered, gone}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if answered.done():
+                await _send_unless_gone(send, answered.result(), head_only, gone)
+        finally:
+            gone.cancel()
+            if not answered.done():
+                answered.cancel()
+                if work is not None:
+                    work.cancel()
+
+
+def raw_path(scope: Message) -> bytes:
+    """The path below the mount point with its percent escapes as they came."""
+    raw: bytes | None = scope.get("raw_path")
+    path = quote(scope["path"], safe=_PATH_SAFE).encode() if raw is None else raw
+    path = path.partition(b"?")[0]  # some hosts leave the query in
+    root = scope.get("root_path", "").rstrip("/").encode()
+    if not root:
+        return path
+    # The root is decoded and the path is not, so the two are compared segment by segment.
+    at = 0
+    while at != -1:
+        at = path.find(b"/", at + 1)
+        prefix = path if at == -1 else path[:at]
+        if unquote_to_bytes(prefix) == root:
+            return path[len(prefix) :] or b"/"
+    return path
+
+
+def _headers(scope: Message) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
+    headers: dict[bytes, bytes] = {}
+    repeated: set[bytes] = set()
+    for name, value in scope["headers"]:
+        lower = bytes(name).lower()
+        if lower in headers:
+            repeated.add(lower)
+        else:
+            headers[lower] = bytes(value)
+    return headers, frozenset(repeated)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return once the host says that the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_unless_gone(
+    send: Send, answer: Answer, head_only: bool, gone: asyncio.Future[None]
+) -> None:
+    sending = asyncio.ensure_future(_send(send, answer, head_only))
+    try:
+        await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    finally:
+        sending.cancel()
+        await asyncio.wait({sending})
+        # A task that is cancelled before its first step has not closed anything itself.
+        if isinstance(answer, StreamingResponse):
+            await close_chunks(answer.chunks)
+
+
+async def _send(send: Send, answer: Answer, head_only: bool) -> None:
+    bodiless = head_only or answer.status in _BODILESS
+    headers: Headers = [(name.lower(), value) for name, value in answer.headers]
+    parts: tuple[bytes, ...] = ()
+    if isinstance(answer, Response) and not bodiless:
+        parts = (answer.body,) if isinstance(answer.body, bytes) else answer.body
+        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+    start = {"type": "http.response.start", "status": answer.status, "headers": headers}
+    if not await _deliver(send, start):
+        return
+    for part in parts:
+        await _deliver(send, {"type": "http.response.body", "body": part, "more_body": True})
+    if isinstance(answer, StreamingResponse) and not bodiless:
+        async for chunk in answer.chunks:
+            message = {"type": "http.response.body", "body": chunk, "more_body": True}
+            if chunk and not await _deliver(send, message):
+                return
+    await _deliver(send, {"type": "http.response.body", "body": b""})
+
+
+async def _deliver(send: Send, message: Message) -> bool:
+    """Pass a message to the host; False when it says, by an OSError, that the client has left."""
+    try:
+        await send(message)
+    except OSError:
+        return False
+    return True
