@@ -25,6 +25,10 @@ class Clock(Protocol):
         """Milliseconds since some fixed point; for measuring durations only."""
         ...
 
+    def monotonic_ns(self) -> int:
+        """The same in nanoseconds; for measuring what takes less than a millisecond."""
+        ...
+
     def random(self) -> float:
         """A number in [0, 1), for jitter."""
         ...
@@ -45,6 +49,9 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
 
     def random(self) -> float:
         return secrets.SystemRandom().random()

@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", max=65535)] = 4437,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 picks a free one.", max=65535)
+    ] = 4437,
     data: Annotated[
         Path | None,
         typer.Option(help=f"Data folder; made when missing. Default: {default_folder()}"),
@@ -38,12 +40,16 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Listen beyond this machine although nobody is authorized."),
+        typer.Option(
+            "--insecure", help="Listen beyond this machine although nobody is authorized."
+        ),
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[
         bool | None,
-        typer.Option("--log-json/--log-text", help="Logs as JSON lines. Default: unless a terminal."),
+        typer.Option(
+            "--log-json/--log-text", help="Logs as JSON lines. Default: unless a terminal."
+        ),
     ] = None,
 ) -> None:
     """Run a server until SIGTERM or Ctrl-C, then finish what is in flight."""

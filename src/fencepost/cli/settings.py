@@ -1,8 +1,8 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
-The file has a table for each layer: [server], [http], [limits], [store]. A key that no layer knows is
-an error, because a misspelt limit is no limit. An environment variable is FENCEPOST_ and the table and
-key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS.
+The file has a table for each layer: [server], [http], [limits], [store]. A key that no layer knows
+is an error, because a misspelt limit is no limit. An environment variable is FENCEPOST_ and the
+table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS.
 """
 
 from __future__ import annotations

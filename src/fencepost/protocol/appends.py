@@ -1,8 +1,8 @@
 """Deciding an append: what a POST does to a stream, as one pure function.
 
 The order of the checks is the contract (docs/reference/http.md has it as a table). A retry of a
-request that was accepted is recognised before anything that may have changed since can refuse it, so
-a duplicate is always answered as a duplicate.
+request that was accepted is recognised before anything that may have changed since can refuse it,
+so a duplicate is always answered as a duplicate.
 """
 
 from __future__ import annotations
@@ -136,7 +136,11 @@ def decide_append(
 
     start = stream.tail
     batch = request.batch
-    tail = start if batch is None else Offset(start.messages + batch.messages, start.bytes + batch.size)
+    tail = (
+        start
+        if batch is None
+        else Offset(start.messages + batch.messages, start.bytes + batch.size)
+    )
     if claim is None:
         return Appended(start, tail, request.closes, None)
     batch_of = Remembered(start, request.digest)

@@ -1,8 +1,8 @@
 """A batch: the messages of one request, as they are stored and as they go out again.
 
 JSON messages are kept joined by commas, exactly as a reader's array will hold them, with their
-lengths beside them; a byte append is one message. Nothing is decoded into Python objects on the way:
-msgspec checks the syntax and gives back the raw slices.
+lengths beside them; a byte append is one message. Nothing is decoded into Python objects on the
+way: msgspec checks the syntax and gives back the raw slices.
 """
 
 from __future__ import annotations

@@ -124,7 +124,9 @@ def decide_create(
         )
     start = stream.tail
     if request.batch is not None:
-        stream.tail = Offset(start.messages + request.batch.messages, start.bytes + request.batch.size)
+        stream.tail = Offset(
+            start.messages + request.batch.messages, start.bytes + request.batch.size
+        )
     stream.closed = request.closed
     return Created(stream, start, stream.tail, stream.closed)
 
@@ -171,9 +173,13 @@ def _compare(existing: Stream, request: Create) -> CreateOutcome:
         return ConfigConflict(f"the existing stream is {state}")
     asked, fork = request.fork_from, existing.fork
     if (asked is None) != (fork is None):
-        return ConfigConflict("the existing stream is " + ("not a fork" if fork is None else "a fork"))
+        return ConfigConflict(
+            "the existing stream is " + ("not a fork" if fork is None else "a fork")
+        )
     if asked is not None and fork is not None:
-        same_place = asked.asked == fork.asked or (asked.sub_offset == 0 and asked.offset == fork.at)
+        same_place = asked.asked == fork.asked or (
+            asked.sub_offset == 0 and asked.offset == fork.at
+        )
         if asked.path != fork.source_path or not same_place:
             return ConfigConflict("the existing stream was forked from another place")
     # A fork that names neither inherits both, so leaving them out cannot contradict anything.
@@ -184,5 +190,3 @@ def _compare(existing: Stream, request: Create) -> CreateOutcome:
     if existing.lifetime != request.lifetime and (fork is None or request.lifetime != Lifetime()):
         return ConfigConflict("the existing stream has another lifetime")
     return Exists(existing, existing.tail, existing.closed)
-
-

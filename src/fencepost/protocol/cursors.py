@@ -1,8 +1,8 @@
 """Cursors: what keeps caches between us and a reader from answering the same nothing for ever.
 
-Time is cut into intervals, and a live answer carries the number of its interval; the reader sends it
-back, so its next request has another cache key. A reader that is already at or past this interval is
-sent ahead by a random step, or it would go round in a circle.
+Time is cut into intervals, and a live answer carries the number of its interval; the reader sends
+it back, so its next request has another cache key. A reader that is already at or past this
+interval is sent ahead by a random step, or it would go round in a circle.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Offsets: a place in a stream, as two numbers and as the opaque token on the wire.
 
 An offset counts the messages before it and the payload bytes before it (separators not counted).
-Zero-padded to a fixed width, tokens of one stream sort as strings in the order of the stream. Bytes
-alone name the place, because no message is empty; the message count rides along so that a version is
-read off an offset without a look-up, and so that an offset made up by a client is noticed.
+Zero-padded to a fixed width, tokens of one stream sort as strings in the order of the stream.
+Bytes alone name the place, because no message is empty; the message count rides along so that a
+version is read off an offset without a look-up, and so that an offset made up by a client is
+noticed.
 
 A byte stream may be cut inside an append: such an offset counts the messages that are whole before
 it. A JSON stream is only ever cut between messages.
@@ -32,7 +33,6 @@ class Offset(NamedTuple):
 
 START = Offset(0, 0)
 """Where every stream that is not a fork begins."""
-
 
 
 def wire(offset: Offset) -> bytes:

@@ -1,7 +1,7 @@
 """Server-sent events: how data and control events look on the wire.
 
-A payload is cut at every line ending, so nothing in it can end an event or begin another. Types that
-are not text travel as base64.
+A payload is cut at every line ending, so nothing in it can end an event or begin another. Types
+that are not text travel as base64.
 """
 
 from __future__ import annotations
@@ -27,13 +27,20 @@ def data_event(data: bytes, media_type: str) -> bytes:
     if media_type == JSON:
         data = b"[%b]" % data
     elif not is_text(media_type):
-        return b"event: data\ndata: %b\n\n" % base64.b64encode(data)
+        return b"event: data\ndata:%b\n\n" % base64.b64encode(data)
     if b"\n" in data or b"\r" in data:
-        data = b"\ndata: ".join(_LINE_END.split(data))
-    return b"event: data\ndata: %b\n\n" % data
+        return b"event: data\n%b\n\n" % b"\n".join(map(_line, _LINE_END.split(data)))
+    return b"event: data\n%b\n\n" % _line(data)
 
 
-def control_event(next_offset: Offset, *, cursor: int | None, up_to_date: bool, closed: bool) -> bytes:
+def _line(line: bytes) -> bytes:
+    # A reader drops one space after the colon, so a line that begins with one is given another.
+    return b"data: " + line if line[:1] == b" " else b"data:" + line
+
+
+def control_event(
+    next_offset: Offset, *, cursor: int | None, up_to_date: bool, closed: bool
+) -> bytes:
     """Where the reader stands now; no cursor once the stream is closed, as nobody will reconnect."""
     control: dict[str, object] = {"streamNextOffset": str(next_offset)}
     if cursor is not None and not closed:
@@ -42,4 +49,4 @@ def control_event(next_offset: Offset, *, cursor: int | None, up_to_date: bool, 
         control["upToDate"] = True
     if closed:
         control["streamClosed"] = True
-    return b"event: control\ndata: %b\n\n" % msgspec.json.encode(control)
+    return b"event: control\ndata:%b\n\n" % msgspec.json.encode(control)

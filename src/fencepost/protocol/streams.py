@@ -1,7 +1,7 @@
 """A stream and a producer as the rules see them: plain records, owned and changed by one store.
 
-The store that holds a record is the only one to change it, and it does so with the outcome of a rule
-in hand. Nothing here knows where the record came from.
+The store that holds a record is the only one to change it, and it does so with the outcome of a
+rule in hand. Nothing here knows where the record came from.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ class Lifetime(NamedTuple):
             slack_ms = min(self.ttl_s * 125, 60_000)
             return touched_ms + self.ttl_s * 1000 + slack_ms
         return self.expires_at_ms
+
+
+FOREVER = Lifetime()
 
 
 class Fork(NamedTuple):
@@ -140,7 +143,7 @@ class Stream:
         content_type: str,
         *,
         created_ms: int,
-        lifetime: Lifetime = Lifetime(),
+        lifetime: Lifetime = FOREVER,
         tail: Offset = START,
         first: Offset = START,
         fork: Fork | None = None,

@@ -1,8 +1,8 @@
 """What a handler sees of HTTP: a request, and the three shapes an answer can take.
 
 Nothing here reads a socket. The front end (`http1.py`) and the ASGI adapter (`asgi.py`) both turn
-bytes into a `Request`, call `App.handle`, and write whatever `answer` is called with. A handler is a
-plain call: it may answer before it returns, or later from a callback, which is how an append is
+bytes into a `Request`, call `App.handle`, and write whatever `answer` is called with. A handler is
+a plain call: it may answer before it returns, or later from a callback, which is how an append is
 answered after its commit without a task of its own.
 """
 

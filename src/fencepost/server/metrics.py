@@ -83,7 +83,9 @@ class Metrics:
         yield _counter("fencepost_append_bytes", "Payload bytes stored", counts.bytes)
         yield _counter("fencepost_duplicates", "Appends recognised as repeated", counts.duplicates)
         yield _gauge("fencepost_streams_open", "Streams in memory", self._store.ledger.cached_count)
-        yield _gauge("fencepost_log_position", "The next position", self._store.ledger.next_position)
+        yield _gauge(
+            "fencepost_log_position", "The next position", self._store.ledger.next_position
+        )
         yield self._answers.family(
             "fencepost_commit_answers", "Requests answered by one group commit"
         )

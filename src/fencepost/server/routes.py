@@ -70,9 +70,7 @@ class Application:
         if method == "PUT":
             create = parsing.parse_create(request, path, self._limits)
             location = _location(request)
-            self._store.create(
-                create, lambda outcome: answer(rendering.created(outcome, location))
-            )
+            self._store.create(create, lambda outcome: answer(rendering.created(outcome, location)))
             return None
         if method == "DELETE":
             self._store.delete(path, lambda outcome: answer(_deleted(outcome)))
@@ -142,22 +140,12 @@ def _deleted(outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Res
             return rendering.failed(outcome)
 
 
-def _preflight() -> Response:
-    return Response(
-        204,
-        [
-            (b"Access-Control-Allow-Methods", _METHODS),
-            (
-                b"Access-Control-Allow-Headers",
-                b"Content-Type, Authorization, If-Match, If-None-Match, Idempotency-Key, Stream-Seq, "
-                b"Stream-TTL, Stream-Expires-At, Stream-Closed, Stream-Forked-From, "
-                b"Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Auto-Create, Producer-Id, "
-                b"Producer-Epoch, Producer-Seq, Producer-If, Producer-Strict, Lease-Token",
-            ),
-            (b"Access-Control-Max-Age", b"86400"),
-            *BROWSER,
-        ],
-    )
+def _preflight() -> Response: return Response( 204, [ (b"Access-Control-Allow-Methods", _METHODS),
+( b"Access-Control-Allow-Headers", b"Content-Type, Authorization, If-Match, If-None-Match,
+Idempotency-Key, Stream-Seq, " b"Stream-TTL, Stream-Expires-At, Stream-Closed, Stream-Forked-From,
+" b"Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Auto-Create, Producer-Id, "
+b"Producer-Epoch, Producer-Seq, Producer-If, Producer-Strict, Lease-Token", ),
+(b"Access-Control-Max-Age", b"86400"), *BROWSER, ], )
 
 
 def _no_method() -> Response:

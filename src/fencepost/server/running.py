@@ -1,7 +1,8 @@
-"""A server from start to stop: the store, the handlers, the front end and the upkeep, in that order.
+"""A server from start to stop: the store, the handlers, the front end and the upkeep, in that
+order.
 
-Stopping goes the other way round: no new connections, those who wait are told to come back, requests
-in flight are finished, then the store commits and closes.
+Stopping goes the other way round: no new connections, those who wait are told to come back,
+requests in flight are finished, then the store commits and closes.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ by whoever starts the server, and never read from the environment down here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from fencepost.protocol.limits import Limits
 
@@ -78,9 +78,9 @@ class HttpSettings:
     """How often timeouts are looked for and the Date header is renewed."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise ValueError(f"{field.name} must be greater than zero")
+        for limit in fields(self):
+            if getattr(self, limit.name) <= 0:
+                raise ValueError(f"{limit.name} must be greater than zero")
         if self.write_buffer_bytes_low > self.write_buffer_bytes_high:
             raise ValueError("write_buffer_bytes_low must not exceed write_buffer_bytes_high")
 
@@ -89,8 +89,8 @@ class HttpSettings:
 class ServerSettings:
     """How the server behaves towards its readers and writers."""
 
-    http: HttpSettings = HttpSettings()
-    limits: Limits = Limits()
+    http: HttpSettings = field(default_factory=HttpSettings)
+    limits: Limits = field(default_factory=Limits)
 
     long_poll_ms: int = 30_000
     """How long a long-poll waits for data before it is answered 204."""

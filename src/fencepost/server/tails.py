@@ -1,8 +1,9 @@
 """Tails: readers who wait for the next append, and the buffers that they share.
 
-After each commit the store tells what was appended. For a stream that somebody tails, the new data is
-kept here for a while as one `Fresh` buffer, encoded at most once for each form it goes out in, however
-many readers take it. A reader that falls behind the buffers reads from the store like anyone else.
+After each commit the store tells what was appended. For a stream that somebody tails, the new data
+is kept here for a while as one `Fresh` buffer, encoded at most once for each form it goes out in,
+however many readers take it. A reader that falls behind the buffers reads from the store like
+anyone else.
 """
 
 from __future__ import annotations

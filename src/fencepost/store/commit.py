@@ -10,9 +10,9 @@ join, and at most one group being committed. The rules it holds:
   owner rebuilds its state from disk before the next decision.
 * An error in COMMIT itself is an unknown outcome, and said so.
 
-Statements run on the loop, where they cost microseconds; the COMMIT, which waits for the disk, runs
-in one writer thread. A group with much data runs in the thread as a whole, so that copying it does not
-hold up readers.
+Statements run on the loop, where they cost microseconds; the COMMIT, which waits for the disk,
+runs in one writer thread. A group with much data runs in the thread as a whole, so that copying it
+does not hold up readers.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class GroupCommit(Generic[GroupT]):
         """The open group: a decision adds what it changes here, in the same breath."""
         self.groups_count = 0
         self.commit_ns_total = 0
-        self.on_commit: Callable[[int, int], None] = lambda answers, elapsed_ns: None
+        self.on_commit: Callable[[int, int], None] = _ignore
         """Told of every commit: how many answers it carried and how long the disk took."""
 
     def after(self, answer: Answer) -> None:
@@ -272,6 +272,10 @@ class _CommitError(Exception):
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+def _ignore(_answers: int, _elapsed_ns: int) -> None:
+    """Nobody measures."""
 
 
 def _tell(answers: list[Answer], failure: Failure | None) -> None:

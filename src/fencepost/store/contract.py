@@ -1,13 +1,14 @@
 """The contract of a store: what each method promises, before and after a crash.
 
-A store decides (with the rules of `protocol`), makes the decision durable, and only then answers. Its
-answers to writes come through callbacks, on the event loop, because a write is answered from a commit
-that it shares with others; reads are awaited. One suite (tests/contract) runs against every engine.
+A store decides (with the rules of `protocol`), makes the decision durable, and only then answers.
+Its answers to writes come through callbacks, on the event loop, because a write is answered from a
+commit that it shares with others; reads are awaited. One suite (tests/contract) runs against every
+engine.
 
 Three promises hold for every method:
 
-* **An answer follows the disk.** When `done` is called, or an await returns, whatever the answer says
-  is durable, refusals and duplicates included.
+* **An answer follows the disk.** When `done` is called, or an await returns, whatever the answer
+  says is durable, refusals and duplicates included.
 * **All or nothing.** A crash at any instant leaves a request done completely or not at all.
 * **A failure is said.** `Failed` means that nothing of the request happened; `Unknown` that it may
   have, and that sending the same request again finds out.
@@ -108,7 +109,9 @@ class Store(Protocol):
         ...
 
     def append(
-        self, request: Append, done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None]
+        self,
+        request: Append,
+        done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
         """Add a batch, close, or both: messages, producer state and closure in one commit."""
         ...
@@ -131,7 +134,8 @@ class Store(Protocol):
     ) -> Chunk | BadOffset | Truncated | Missing:
         """The messages after `after`, at most `bytes_max` of them but at least one if there is one.
 
-        `info` comes from `look`: the chunk never reaches past its tail, whatever was appended since.
+        `info` comes from `look`: the chunk never reaches past its tail, whatever was appended
+        since.
         """
         ...
 

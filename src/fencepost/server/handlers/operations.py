@@ -48,7 +48,9 @@ class Operations:
 
 
 def _text(body: bytes) -> Response:
-    return Response(200, [(b"Content-Type", b"text/plain; charset=utf-8"), _NO_STORE, *BROWSER], body)
+    return Response(
+        200, [(b"Content-Type", b"text/plain; charset=utf-8"), _NO_STORE, *BROWSER], body
+    )
 
 
 async def _no_method() -> Answer:

@@ -1,7 +1,8 @@
 """Reading requests: headers, paths and query strings become typed values or a named refusal.
 
-Parsers raise `RefusedError`, which carries the finished problem; the dispatcher answers with it. The
-rule for all of them: what is not understood completely is refused, and nothing has happened yet.
+Parsers raise `RefusedError`, which carries the finished problem; the dispatcher answers with it.
+The rule for all of them: what is not understood completely is refused, and nothing has happened
+yet.
 """
 
 from __future__ import annotations
@@ -179,7 +180,9 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
         if batch is None:
             raise bad("batch_empty", "an empty array appends nothing")
     elif not closes:
-        raise bad("body_empty", "an append needs a body, unless it only closes (Stream-Closed: true)")
+        raise bad(
+            "body_empty", "an append needs a body, unless it only closes (Stream-Closed: true)"
+        )
     producer = producer_tuple(request, limits)
     seq = text_header(request, b"stream-seq", limits.stream_seq_bytes_max)
     if seq == "":
@@ -300,7 +303,10 @@ def query_of(request: Request) -> dict[str, str]:
         return {}
     try:
         pairs = parse_qsl(
-            request.query.decode("ascii"), keep_blank_values=True, max_num_fields=64, errors="strict"
+            request.query.decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=64,
+            errors="strict",
         )
     except ValueError:
         raise bad("query_invalid", "the query string is malformed") from None

@@ -1,8 +1,8 @@
 """GET and HEAD: catching up, waiting for more, following as events.
 
-All three ways to read see committed state only. Catching up reads one bounded chunk; a long-poll waits
-for one; an SSE reader gets one after another until its connection's time is up, then comes back with
-the last offset it was told.
+All three ways to read see committed state only. Catching up reads one bounded chunk; a long-poll
+waits for one; an SSE reader gets one after another until its connection's time is up, then comes
+back with the last offset it was told.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ CLOSED = (b"Stream-Closed", b"true")
 class Reads:
     """The handlers that read."""
 
-    def __init__(
-        self, store: Store, tails: Tails, clock: Clock, settings: ServerSettings
-    ) -> None:
+    def __init__(self, store: Store, tails: Tails, clock: Clock, settings: ServerSettings) -> None:
         self._store = store
         self._tails = tails
         self._clock = clock
@@ -109,7 +107,9 @@ class Reads:
         tag = etag(chunk)
         if _matches(request.headers.get(b"if-none-match"), tag):
             return Response(304, [(b"ETag", tag), CACHEABLE, *BROWSER])
-        return Response(200, [*self._chunk_headers(chunk), (b"ETag", tag), CACHEABLE], body_of(chunk))
+        return Response(
+            200, [*self._chunk_headers(chunk), (b"ETag", tag), CACHEABLE], body_of(chunk)
+        )
 
     async def _long_poll(self, info: StreamInfo, after: Offset, cursor: str | None) -> Response:
         deadline_ms = self._clock.monotonic_ms() + self._settings.long_poll_ms
@@ -143,7 +143,10 @@ class Reads:
         first = await self._read(info, after)
         if isinstance(first, Response):
             return first
-        headers: Headers = [(b"Content-Type", b"text/event-stream"), (b"Cache-Control", b"no-cache")]
+        headers: Headers = [
+            (b"Content-Type", b"text/event-stream"),
+            (b"Cache-Control", b"no-cache"),
+        ]
         if not sse.is_text(media_type(info.content_type)):
             headers.append((b"Stream-SSE-Data-Encoding", b"base64"))
         return StreamingResponse(200, [*headers, *BROWSER], self._follow(first, cursor))
@@ -187,7 +190,9 @@ class Reads:
         """Wait for the stream to change; false when time is up or the server is going down."""
         return not self.stopping.is_set() and await tail.changed(timeout_s)
 
-    async def _latest(self, info: StreamInfo) -> StreamInfo | Missing | SoftDeleted | Failed | Unknown:
+    async def _latest(
+        self, info: StreamInfo
+    ) -> StreamInfo | Missing | SoftDeleted | Failed | Unknown:
         """The same incarnation as it is now."""
         latest = await self._store.look(info.path, touch=False)
         if isinstance(latest, StreamInfo) and latest.id != info.id:
@@ -202,9 +207,7 @@ class Reads:
             case Chunk():
                 return chunk
             case BadOffset():
-                return refused(
-                    400, "offset_invalid", "Bad offset", "the stream has no such offset"
-                )
+                return refused(400, "offset_invalid", "Bad offset", "the stream has no such offset")
             case Truncated(first):
                 return refused(
                     410,

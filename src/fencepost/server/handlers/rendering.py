@@ -161,9 +161,11 @@ def _accepted(outcome: Appended) -> Response:
     producer = outcome.producer
     if producer is None:
         return Response(204, headers)
+    # 200 says that new data was stored; closing without any is a 204, whoever closes.
+    status = 204 if outcome.start == outcome.tail else 200
     headers.append((b"Producer-Epoch", b"%d" % producer.epoch))
     headers.append((b"Producer-Seq", b"%d" % producer.seq))
-    return Response(200, headers)
+    return Response(status, headers)
 
 
 def _duplicate(outcome: Duplicate) -> Response:
@@ -211,9 +213,7 @@ def created(outcome: CreateOutcome | Failed | Unknown, location: bytes) -> Respo
             return failed(outcome)
 
 
-def _stream_made(
-    status: int, made: Created | Exists, *headers: tuple[bytes, bytes]
-) -> Response:
+def _stream_made(status: int, made: Created | Exists, *headers: tuple[bytes, bytes]) -> Response:
     response = _plain(
         status,
         (b"Content-Type", made.stream.content_type.encode()),

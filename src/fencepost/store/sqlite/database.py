@@ -1,8 +1,9 @@
 """The file itself: opening it, its pragmas, its schema, and the lock that keeps it to one server.
 
-Durability rests on a few settings that look like details: WAL with synchronous=FULL means that COMMIT
-returns after the fsync of the log; auto_vacuum has to be chosen before the first table or deleted
-space never comes back; automatic checkpoints are off because they would run inside somebody's commit.
+Durability rests on a few settings that look like details: WAL with synchronous=FULL means that
+COMMIT returns after the fsync of the log; auto_vacuum has to be chosen before the first table or
+deleted space never comes back; automatic checkpoints are off because they would run inside
+somebody's commit.
 """
 
 from __future__ import annotations

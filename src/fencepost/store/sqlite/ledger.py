@@ -1,9 +1,9 @@
 """The ledger: every stream and producer in use, as it stands after all decisions made so far.
 
-Decisions are made against the ledger at once, before anything is on disk; what they change goes into
-the open group in the same breath. A record that is not here is loaded from the database, where it
-cannot be newer: whatever is dirty stays here until its group is committed. Beside each stream's
-decided state stands what is committed of it, which is all that a reader may see.
+Decisions are made against the ledger at once, before anything is on disk; what they change goes
+into the open group in the same breath. A record that is not here is loaded from the database,
+where it cannot be newer: whatever is dirty stays here until its group is committed. Beside each
+stream's decided state stands what is committed of it, which is all that a reader may see.
 
 The ledger is a cache with an owner: dropping all of it (`reset`) is how a failed commit is undone.
 """
@@ -93,7 +93,9 @@ class LedgerGroup:
 class Ledger:
     """The decided state. Its methods are called on the event loop only."""
 
-    def __init__(self, connection: apsw.Connection, *, streams_max: int, producers_max: int) -> None:
+    def __init__(
+        self, connection: apsw.Connection, *, streams_max: int, producers_max: int
+    ) -> None:
         self._connection = connection
         self._streams_max = streams_max
         self._producers_max = producers_max
@@ -240,9 +242,9 @@ class Ledger:
 
     def mark(self, group: LedgerGroup, entry: Entry, kind: int) -> None:
         """Something other than messages happened to a stream: a row of the log without data."""
+        nothing = (None, None, None, None, None)
         group.rows.append(
-            (self.next_position, entry.stream.id, kind, None, None, 1, 0, self.last_ms)
-            + (None, None, None, None, None)
+            (self.next_position, entry.stream.id, kind, None, None, 1, 0, self.last_ms, *nothing)
         )
         self.next_position += 1
 
@@ -336,6 +338,7 @@ class Ledger:
         """Whether no creation or deletion at `path` is still on its way to disk."""
         entry = self._by_path.get(path)
         return entry is None or entry.reshaped_in <= self._committed
+
 
 def view_of(stream: Stream) -> StreamInfo:
     """A stream as its readers will see it."""

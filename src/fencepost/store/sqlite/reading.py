@@ -1,8 +1,8 @@
 """Reading messages: bounded chunks, fetched by a few threads with connections of their own.
 
 No read transaction outlives one chunk, so the write-ahead log can always be folded back into the
-database. A chunk is made of whole rows joined by SQLite itself; only the first row of a chunk may be
-partial, when a reader resumes inside it or when it alone is larger than the chunk may be.
+database. A chunk is made of whole rows joined by SQLite itself; only the first row of a chunk may
+be partial, when a reader resumes inside it or when it alone is larger than the chunk may be.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def _whole_rows(
     connection: apsw.Connection, stream: int, at: Offset, stop: int, *, is_json: bool
 ) -> Piece | None:
     """The rows from `at` that end by `stop`; None when `at` is not where a row starts."""
-    [(count, version, start, next_version, next_bytes, data)] = fetch(connection, "joined_rows", (stream, at.bytes, stop, "," if is_json else ""))
+    [(count, version, start, next_version, next_bytes, data)] = fetch(
+        connection, "joined_rows", (stream, at.bytes, stop, "," if is_json else "")
+    )
     if count == 0 or start != at.bytes:
         return None
     if version != at.messages:
@@ -183,5 +185,3 @@ def resolve_sub_offset(
     if stop > min(start + size, segment.end.bytes):
         return None
     return Offset(version + 1, stop)
-
-

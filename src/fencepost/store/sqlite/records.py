@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Fork, Lifetime, Producer, Segment, Stream
 from fencepost.store.sqlite.database import Row

@@ -1,15 +1,14 @@
 """The embedded store: decide against the ledger, commit as a group, answer.
 
 This module is the order of things and little else. The rules are in `protocol`, the state in
-`ledger`, the waiting in `store.commit`, the reading in `reading`; upkeep (expiry, purge, checkpoints)
-is in `upkeep`.
+`ledger`, the waiting in `store.commit`, the reading in `reading`; upkeep (expiry, purge,
+checkpoints) is in `upkeep`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -104,7 +103,7 @@ class SqliteStore:
         self._listeners: list[Listener] = []
         self.counts = Counts()
         self.commits = GroupCommit(
-            self._writer, self, is_disk_error=is_disk_error, clock_ns=time.perf_counter_ns
+            self._writer, self, is_disk_error=is_disk_error, clock_ns=clock.monotonic_ns
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolved with the error when the disk fails: whoever runs the store must stop."""
@@ -134,7 +133,9 @@ class SqliteStore:
     # Writing
 
     def append(
-        self, request: Append, done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None]
+        self,
+        request: Append,
+        done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
         now_ms = self.tick()
         entry = self._alive(request.path, now_ms)
@@ -247,9 +248,7 @@ class SqliteStore:
         segments = own_segments(source.id, source.segments, source.tail)
         try:
             if at != source.tail:
-                reading.read_chunk(
-                    self._lookups, segments, at, bytes_max=1, is_json=source.is_json
-                )
+                reading.read_chunk(self._lookups, segments, at, bytes_max=1, is_json=source.is_json)
             if sub_offset == 0:
                 return ForkPoint(source, at)
             place = reading.resolve_sub_offset(
@@ -411,9 +410,7 @@ class _LedgerWriter(Writer):
         if sealed.rows:
             connection.executemany(QUERIES["insert_log"], sealed.rows)
         if sealed.producers:
-            rows = [
-                (stream_id, *producer) for (stream_id, _), producer in sealed.producers.items()
-            ]
+            rows = [(stream_id, *producer) for (stream_id, _), producer in sealed.producers.items()]
             connection.executemany(QUERIES["save_producer"], rows)
         for statement, values in sealed.statements:
             connection.execute(statement, values)

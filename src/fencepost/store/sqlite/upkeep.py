@@ -1,7 +1,8 @@
 """Upkeep: what has to happen although nobody asks: expiry, purge, folding the write-ahead log.
 
-Each job does a bounded piece at a time, so that no writer waits long behind it. Expiry is also decided
-whenever somebody looks at an expired stream; the sweep here is for those that nobody looks at.
+Each job does a bounded piece at a time, so that no writer waits long behind it. Expiry is also
+decided whenever somebody looks at an expired stream; the sweep here is for those that nobody looks
+at.
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ class Upkeep:
         """End the streams whose time is over."""
         now_ms = self._clock.now_ms()
         rows = await self._store.readers.run(
-            partial(
-                fetch, query="expired_streams", values=(now_ms, STREAMS_PER_SWEEP_MAX)
-            )
+            partial(fetch, query="expired_streams", values=(now_ms, STREAMS_PER_SWEEP_MAX))
         )
         return sum(self._store.expire(path) for (path,) in rows)
 
