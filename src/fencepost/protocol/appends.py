@@ -114,7 +114,7 @@ AppendOutcome = (
 def decide_append(
     stream: Stream, producer: Producer | None, request: Append, *, now_ms: int
 ) -> AppendOutcome:
-    """What `request` does to `stream`, given what `producer` (the state of its id) has done before."""
+    """What `request` does to `stream`; `producer` is what its producer id has done before."""
     claim = request.producer
     if claim is not None and producer is not None:
         if claim.epoch < producer.epoch:

@@ -140,12 +140,38 @@ def _deleted(outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Res
             return rendering.failed(outcome)
 
 
-def _preflight() -> Response: return Response( 204, [ (b"Access-Control-Allow-Methods", _METHODS),
-( b"Access-Control-Allow-Headers", b"Content-Type, Authorization, If-Match, If-None-Match,
-Idempotency-Key, Stream-Seq, " b"Stream-TTL, Stream-Expires-At, Stream-Closed, Stream-Forked-From,
-" b"Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Auto-Create, Producer-Id, "
-b"Producer-Epoch, Producer-Seq, Producer-If, Producer-Strict, Lease-Token", ),
-(b"Access-Control-Max-Age", b"86400"), *BROWSER, ], )
+_REQUEST_HEADERS = ", ".join(
+    (
+        "Content-Type",
+        "Authorization",
+        "If-Match",
+        "If-None-Match",
+        "Idempotency-Key",
+        "Lease-Token",
+        "Producer-Epoch",
+        "Producer-Id",
+        "Producer-If",
+        "Producer-Seq",
+        "Producer-Strict",
+        "Stream-Auto-Create",
+        "Stream-Closed",
+        "Stream-Expires-At",
+        "Stream-Fork-Offset",
+        "Stream-Fork-Sub-Offset",
+        "Stream-Forked-From",
+        "Stream-Seq",
+        "Stream-TTL",
+    )
+).encode()
+
+
+def _preflight() -> Response:
+    headers = [
+        (b"Access-Control-Allow-Methods", _METHODS),
+        (b"Access-Control-Allow-Headers", _REQUEST_HEADERS),
+        (b"Access-Control-Max-Age", b"86400"),
+    ]
+    return Response(204, headers + BROWSER)
 
 
 def _no_method() -> Response:

@@ -42,7 +42,7 @@ class Group(Protocol):
 GroupT = TypeVar("GroupT", bound=Group)
 
 Answer = Callable[[Failure | None], None]
-"""Called once: with None when everything decided before it is durable, else with what went wrong."""
+"""Called once: with None when all that was decided before is durable, else with what failed."""
 
 
 class DiskFullError(Exception):

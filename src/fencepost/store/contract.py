@@ -65,7 +65,7 @@ class StreamInfo(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Part of a stream: `data` from `start` up to `next`, as it goes on the wire between brackets."""
+    """Part of a stream: `data` from `start` up to `next`, as it goes on the wire."""
 
     info: StreamInfo
     start: Offset
