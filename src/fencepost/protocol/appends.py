@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import Producer, Remembered, Stream
+from fencepost.protocol.streams import Producer, Remembered, Stream, pack
 
 
-class ProducerTuple(NamedTuple):
+class ProducerTuple(msgspec.Struct, frozen=True, gc=False):
     """Who sends, in which session, as which request of it."""
 
     id: str
@@ -22,7 +24,7 @@ class ProducerTuple(NamedTuple):
     seq: int
 
 
-class Append(NamedTuple):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """A request to add a batch to a stream, to close it, or both."""
 
     path: str
@@ -34,7 +36,7 @@ class Append(NamedTuple):
     digest: bytes = b""
 
 
-class Appended(NamedTuple):
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """Accepted: the batch starts at `start` and the stream now ends at `tail`."""
 
     start: Offset
@@ -112,9 +114,12 @@ AppendOutcome = (
 
 
 def decide_append(
-    stream: Stream, producer: Producer | None, request: Append, *, now_ms: int
+    stream: Stream, producer: Producer | None, request: Append, *, position: int, now_ms: int
 ) -> AppendOutcome:
-    """What `request` does to `stream`; `producer` is what its producer id has done before."""
+    """What `request` does to `stream`; `producer` is what its producer id has done before.
+
+    `position` is the one that the batch gets in the order of all batches if it is accepted.
+    """
     claim = request.producer
     if claim is not None and producer is not None:
         if claim.epoch < producer.epoch:
@@ -143,11 +148,11 @@ def decide_append(
     )
     if claim is None:
         return Appended(start, tail, request.closes, None)
-    batch_of = Remembered(start, request.digest)
+    packed = pack(start, request.digest)
     if producer is None or claim.epoch != producer.epoch:
-        advanced = Producer.opening(claim.id, claim.epoch, batch_of, now_ms=now_ms)
+        advanced = Producer.opening(claim.id, claim.epoch, packed, position=position, now_ms=now_ms)
     else:
-        advanced = producer.next(claim.seq, batch_of, now_ms=now_ms)
+        advanced = producer.next(claim.seq, packed, position=position, now_ms=now_ms)
     return Appended(start, tail, request.closes, advanced)
 
 

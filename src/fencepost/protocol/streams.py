@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+import msgspec
+
 from fencepost.protocol.offsets import START, Offset
 
 RECENT_BATCHES = 16
@@ -69,11 +71,13 @@ class Remembered(NamedTuple):
     offset: Offset
     digest: bytes
 
-    def pack(self) -> bytes:
-        return _REMEMBERED.pack(*self.offset, self.digest)
-
 
 _REMEMBERED = struct.Struct("<QQ16s")
+
+
+def pack(offset: Offset, digest: bytes) -> bytes:
+    """A batch to remember, as a producer keeps it."""
+    return _REMEMBERED.pack(offset[0], offset[1], digest)
 
 
 def _unpack(packed: bytes, at: int) -> Remembered:
@@ -81,7 +85,7 @@ def _unpack(packed: bytes, at: int) -> Remembered:
     return Remembered(Offset(messages, size), digest)
 
 
-class Producer(NamedTuple):
+class Producer(msgspec.Struct, frozen=True, gc=False):
     """A producer on one stream: its epoch, its last sequence number, and its recent batches.
 
     `first` and `recent` hold packed `Remembered` records, because there may be a producer for every
@@ -93,6 +97,7 @@ class Producer(NamedTuple):
     seq: int
     first: bytes  # seq 0 of this epoch, never forgotten: a claim must outlive its heartbeats
     recent: bytes  # the newest is last, and belongs to `seq`
+    position: int  # of the newest batch, in the order of all batches of all streams
     updated_ms: int
 
     def remembered(self, seq: int) -> Remembered | None:
@@ -102,16 +107,17 @@ class Producer(NamedTuple):
         at = len(self.recent) - (self.seq - seq + 1) * _REMEMBERED.size
         return _unpack(self.recent, at) if 0 <= at < len(self.recent) else None
 
-    def next(self, seq: int, batch: Remembered, *, now_ms: int) -> Producer:
-        """This producer after one more batch of the same epoch."""
-        kept = self.recent[-(RECENT_BATCHES - 1) * _REMEMBERED.size :]
-        return Producer(self.id, self.epoch, seq, self.first, kept + batch.pack(), now_ms)
+    def next(self, seq: int, batch: bytes, *, position: int, now_ms: int) -> Producer:
+        """This producer after one more (packed) batch of the same epoch."""
+        recent = self.recent[-(RECENT_BATCHES - 1) * _REMEMBERED.size :] + batch
+        return Producer(self.id, self.epoch, seq, self.first, recent, position, now_ms)
 
     @staticmethod
-    def opening(id: str, epoch: int, batch: Remembered, *, now_ms: int) -> Producer:
-        """A producer whose epoch begins with `batch`."""
-        packed = batch.pack()
-        return Producer(id, epoch, 0, packed, packed, now_ms)
+    def opening(
+        producer_id: str, epoch: int, batch: bytes, *, position: int, now_ms: int
+    ) -> Producer:
+        """A producer whose epoch begins with a (packed) batch."""
+        return Producer(producer_id, epoch, 0, batch, batch, position, now_ms)
 
 
 class Stream:
@@ -155,7 +161,7 @@ class Stream:
         self.media_type = media_type(content_type)
         self.created_ms = created_ms
         self.touched_ms = created_ms
-        self.lifetime = lifetime
+        self.lifetime = FOREVER if lifetime == FOREVER else lifetime
         self.tail = tail
         self.first = first  # the first offset still kept; later ones were truncated away
         self.fork = fork
@@ -172,6 +178,8 @@ class Stream:
 
     def expired(self, now_ms: int) -> bool:
         """Whether the stream's time is over."""
+        if self.lifetime is FOREVER:
+            return False
         deadline_ms = self.lifetime.deadline_ms(self.touched_ms)
         return deadline_ms is not None and deadline_ms <= now_ms
 

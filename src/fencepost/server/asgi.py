@@ -13,7 +13,15 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from fencepost.server.front import close_chunks
-from fencepost.server.http import Answer, App, Headers, Request, Response, StreamingResponse
+from fencepost.server.http import (
+    Answer,
+    App,
+    Headers,
+    Request,
+    Response,
+    StreamingResponse,
+    all_headers,
+)
 from fencepost.server.problems import problem
 from fencepost.server.settings import HttpSettings
 from fencepost.server.wire import METHODS
@@ -208,7 +216,7 @@ async def _send_unless_gone(
 
 async def _send(send: Send, answer: Answer, head_only: bool) -> None:
     bodiless = head_only or answer.status in _BODILESS
-    headers: Headers = [(name.lower(), value) for name, value in answer.headers]
+    headers: Headers = [(name.lower(), value) for name, value in all_headers(answer)]
     parts: tuple[bytes, ...] = ()
     if isinstance(answer, Response) and not bodiless:
         parts = (answer.body,) if isinstance(answer.body, bytes) else answer.body

@@ -49,17 +49,24 @@ class Response:
     """A complete answer. `body` may be a tuple of parts, written without joining them.
 
     Neither Content-Length nor Date nor Connection is in `headers`: the front end adds them. For a
-    HEAD request `body` is empty; 204 and 304 never have one.
+    HEAD request `body` is empty; 204 and 304 never have one. `block` is for header lines that are
+    rendered already, each with its line end: constant ones, and those of the hottest answers. It
+    never holds what a client sent.
     """
 
-    __slots__ = ("body", "headers", "status")
+    __slots__ = ("block", "body", "headers", "status")
 
     def __init__(
-        self, status: int, headers: Headers, body: bytes | tuple[bytes, ...] = b""
+        self,
+        status: int,
+        headers: Headers,
+        body: bytes | tuple[bytes, ...] = b"",
+        block: bytes = b"",
     ) -> None:
         self.status = status
         self.headers = headers
         self.body = body
+        self.block = block
 
 
 class StreamingResponse:
@@ -80,6 +87,14 @@ class StreamingResponse:
 
 Answer = Response | StreamingResponse
 """What a handler hands back, exactly once for each request."""
+
+
+def all_headers(answer: Answer) -> Headers:
+    """The headers with those of the block, for a front end that wants them one by one."""
+    if isinstance(answer, StreamingResponse) or not answer.block:
+        return answer.headers
+    lines = (line.partition(b": ") for line in answer.block.split(b"\r\n")[:-1])
+    return answer.headers + [(name, value) for name, _, value in lines]
 
 
 class Cancellable(Protocol):

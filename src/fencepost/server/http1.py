@@ -416,7 +416,7 @@ class Connection(asyncio.Protocol):
         elif exchange.version == "1.0":
             ending = b"Connection: keep-alive\r\n" + ending
         try:
-            head = render_head(status, answer.headers, self.front.date_line, ending)
+            head = render_head(status, answer.headers, self.front.date_line, ending, answer.block)
         except ValueError:
             self._fail()
             return

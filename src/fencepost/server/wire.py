@@ -104,22 +104,26 @@ def status_line(status: int) -> bytes:
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
-def render_head(status: int, headers: Headers, date_line: bytes, ending: bytes) -> bytes:
+def render_head(
+    status: int, headers: Headers, date_line: bytes, ending: bytes, block: bytes = b""
+) -> bytes:
     """The head of an answer: status line, date, the handler's headers, then the front end's own.
 
     Raises ValueError when a header would break out of its line: a handler that echoes what a client
     sent must not be able to write a second answer.
     """
-    parts = [_STATUS_LINES.get(status) or status_line(status), date_line]
+    first = _STATUS_LINES.get(status) or status_line(status)
+    if not headers:
+        return b"%b%b%b%b" % (first, date_line, block, ending)
+    parts = [first, date_line]
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")
-    parts.append(ending)
     head = b"".join(parts)
     # Counting the whole head is one pass in C, an order cheaper than looking into every value.
-    lines = len(headers) + 2 + ending.count(b"\n")
+    lines = len(headers) + 2
     if head.count(b"\n") != lines or head.count(b"\r") != lines:
         raise ValueError("a header of the answer holds a line break")
-    return head
+    return b"%b%b%b" % (head, block, ending)
 
 
 def date_line(now_ms: int) -> bytes:

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.store.contract import Failed, Failure, Unknown
 
@@ -41,8 +41,8 @@ class Group(Protocol):
 
 GroupT = TypeVar("GroupT", bound=Group)
 
-Answer = Callable[[Failure | None], None]
-"""Called once: with None when all that was decided before is durable, else with what failed."""
+Done = Callable[[Any], None]
+"""Called once, with the decided outcome when it is durable, else with a `Failure`."""
 
 
 class DiskFullError(Exception):
@@ -110,7 +110,7 @@ class GroupCommit(Generic[GroupT]):
         self._closed = False
         self._idle: asyncio.Future[None] | None = None
         self._done: asyncio.Future[None] | None = None
-        self._answers: list[Answer] = []
+        self._answers: list[tuple[Done, object]] = []
         self.group = owner.new_group()
         """The open group: a decision adds what it changes here, in the same breath."""
         self.groups_count = 0
@@ -118,12 +118,15 @@ class GroupCommit(Generic[GroupT]):
         self.on_commit: Callable[[int, int], None] = _ignore
         """Told of every commit: how many answers it carried and how long the disk took."""
 
-    def after(self, answer: Answer) -> None:
-        """Call `answer` once everything decided so far is durable, or void."""
+    def after(self, done: Done, outcome: object = None) -> None:
+        """Call `done` with `outcome` once all that was decided so far is durable.
+
+        If it turns out to be void instead, `done` gets the failure.
+        """
         if not (self._under_way or self._scheduled) and self.group.is_empty():
-            answer(None)
+            done(outcome)
             return
-        self._answers.append(answer)
+        self._answers.append((done, outcome))
         self.flush()
 
     def flush(self) -> None:
@@ -203,7 +206,7 @@ class GroupCommit(Generic[GroupT]):
             return _CommitError(second)
         return error
 
-    def _run(self, group: GroupT, answers: list[Answer], written: bool) -> None:
+    def _run(self, group: GroupT, answers: list[tuple[Done, object]], written: bool) -> None:
         """In the writer thread: write if that is still to do, then commit."""
         elapsed_ns = 0
         error = None if written else self._write(group)
@@ -219,7 +222,11 @@ class GroupCommit(Generic[GroupT]):
         self._loop.call_soon_threadsafe(self._finish, group, answers, error, elapsed_ns)
 
     def _finish(
-        self, group: GroupT, answers: list[Answer], error: BaseException | None, elapsed_ns: int
+        self,
+        group: GroupT,
+        answers: list[tuple[Done, object]],
+        error: BaseException | None,
+        elapsed_ns: int,
     ) -> None:
         self._under_way = False
         if error is None:
@@ -241,7 +248,7 @@ class GroupCommit(Generic[GroupT]):
         else:
             self._rest()
 
-    def _fail(self, answers: list[Answer], error: BaseException) -> None:
+    def _fail(self, answers: list[tuple[Done, object]], error: BaseException) -> None:
         log.error("commit failed", exc_info=error)
         failure: Failure
         if isinstance(error, _CommitError):
@@ -278,9 +285,9 @@ def _ignore(_answers: int, _elapsed_ns: int) -> None:
     """Nobody measures."""
 
 
-def _tell(answers: list[Answer], failure: Failure | None) -> None:
-    for answer in answers:
+def _tell(answers: list[tuple[Done, object]], failure: Failure | None) -> None:
+    for done, outcome in answers:
         try:
-            answer(failure)
+            done(outcome if failure is None else failure)
         except Exception:
             log.exception("an answer could not be given")

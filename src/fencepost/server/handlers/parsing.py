@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fencepost.protocol.appends import Append, ProducerTuple
@@ -23,6 +24,8 @@ from fencepost.server.problems import problem
 STREAM_ROOT = b"/v1/stream/"
 RESERVED = "__ds"
 INTEGER_MAX = 2**53 - 1
+REMEMBERED_MAX = 16_384
+"""Parsed paths and header values that are kept, of each kind."""
 
 _INTEGER = re.compile(rb"0|[1-9][0-9]{0,15}")
 _CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(\s*;.*)?")
@@ -46,6 +49,9 @@ _SINGLE = (
 )
 
 
+_media_type = lru_cache(maxsize=REMEMBERED_MAX)(media_type)
+
+
 class RefusedError(Exception):
     """The request cannot be taken; `response` says why."""
 
@@ -61,16 +67,23 @@ def bad(code: str, detail: str) -> RefusedError:
 
 def stream_path(raw: bytes, limits: Limits) -> str:
     """The path of a stream from the part of the URL below the root."""
-    if len(raw) > 3 * limits.path_bytes_max:
-        raise _path_too_long(limits)
+    return _stream_path(raw, limits.path_bytes_max)
+
+
+# Clients write to the same few streams again and again, with the same few headers; what is parsed
+# here depends on the bytes alone, so it is remembered. What is refused is not: it raises.
+@lru_cache(maxsize=REMEMBERED_MAX)
+def _stream_path(raw: bytes, bytes_max: int) -> str:
+    if len(raw) > 3 * bytes_max:
+        raise _path_too_long(bytes_max)
     if b"%" in raw:
         if _BAD_ESCAPE.search(raw):
             raise bad("path_invalid", "the path has a % that starts no escape")
         if b"%2f" in raw.lower():
             raise bad("path_invalid", "the path has an escaped slash (%2F): use / itself")
         raw = unquote_to_bytes(raw)
-    if len(raw) > limits.path_bytes_max:
-        raise _path_too_long(limits)
+    if len(raw) > bytes_max:
+        raise _path_too_long(bytes_max)
     try:
         path = raw.decode()
     except UnicodeDecodeError:
@@ -92,12 +105,12 @@ def check_path(path: str) -> str:
     return path
 
 
-def _path_too_long(limits: Limits) -> RefusedError:
+def _path_too_long(bytes_max: int) -> RefusedError:
     return RefusedError(
         414,
         "path_too_long",
         "Path too long",
-        f"a stream path has at most {limits.path_bytes_max} bytes (path_bytes_max)",
+        f"a stream path has at most {bytes_max} bytes (path_bytes_max)",
     )
 
 
@@ -111,14 +124,16 @@ def refuse_repeated(request: Request) -> None:
 def text_header(request: Request, name: bytes, bytes_max: int) -> str | None:
     """A header's value as text, or None when it is not there."""
     value = request.headers.get(name)
-    if value is None:
-        return None
+    return None if value is None else _text(value, name.decode(), bytes_max)
+
+
+def _text(value: bytes, name: str, bytes_max: int) -> str:
     if len(value) > bytes_max:
-        raise bad("header_too_long", f"{name.decode()} has at most {bytes_max} bytes")
+        raise bad("header_too_long", f"{name} has at most {bytes_max} bytes")
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise bad("header_invalid", f"{name.decode()} is not UTF-8") from None
+        raise bad("header_invalid", f"{name} is not UTF-8") from None
 
 
 def is_true(request: Request, name: bytes) -> bool:
@@ -129,19 +144,28 @@ def is_true(request: Request, name: bytes) -> bool:
 
 def content_type(request: Request, limits: Limits) -> str | None:
     """The content type, checked for its form."""
-    value = text_header(request, b"content-type", limits.content_type_bytes_max)
-    if not value:
-        return None
-    if not value.isascii() or not _CONTENT_TYPE.fullmatch(value):
+    value = request.headers.get(b"content-type")
+    return _content_type(value, limits.content_type_bytes_max) if value else None
+
+
+@lru_cache(maxsize=REMEMBERED_MAX)
+def _content_type(value: bytes, bytes_max: int) -> str:
+    text = _text(value, "content-type", bytes_max)
+    if not text.isascii() or not _CONTENT_TYPE.fullmatch(text):
         raise bad("content_type_invalid", "Content-Type is not of the form type/subtype")
-    return value
+    return text
 
 
 def integer(value: bytes, name: str) -> int:
     """A header's non-negative integer, no larger than JavaScript can hold."""
-    if not _INTEGER.fullmatch(value) or (number := int(value)) > INTEGER_MAX:
-        raise bad("header_invalid", f"{name} must be an integer from 0 to 2^53-1")
-    return number
+    if value.isdigit() and len(value) <= 16 and (value[0] != _ZERO or len(value) == 1):
+        number = int(value)
+        if number <= INTEGER_MAX:
+            return number
+    raise bad("header_invalid", f"{name} must be an integer from 0 to 2^53-1")
+
+
+_ZERO = ord("0")
 
 
 def producer_tuple(request: Request, limits: Limits) -> ProducerTuple | None:
@@ -157,8 +181,8 @@ def producer_tuple(request: Request, limits: Limits) -> ProducerTuple | None:
             "producer_headers_incomplete",
             "Producer-Id, Producer-Epoch and Producer-Seq come together or not at all",
         )
-    name = text_header(request, b"producer-id", limits.producer_id_bytes_max)
-    if not name or not name.strip():
+    name = _text(producer_id, "producer-id", limits.producer_id_bytes_max)
+    if not name or name.isspace():
         raise bad("producer_id_empty", "Producer-Id must not be empty")
     return ProducerTuple(name, integer(epoch, "Producer-Epoch"), integer(seq, "Producer-Seq"))
 
@@ -175,7 +199,7 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
     if body:
         if kind is None:
             raise bad("content_type_missing", "an append needs a Content-Type")
-        media = media_type(kind)
+        media = _media_type(kind)
         batch = _batch(body, media, limits)
         if batch is None:
             raise bad("batch_empty", "an empty array appends nothing")
@@ -203,7 +227,7 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
     if request.body:
         if kind is None and fork_from is not None:
             raise bad("content_type_missing", "a fork with a body needs a Content-Type")
-        batch = _batch(request.body, media_type(kind or ""), limits)
+        batch = _batch(request.body, _media_type(kind or ""), limits)
     return Create(
         path,
         content_type=kind,

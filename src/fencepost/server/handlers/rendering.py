@@ -37,11 +37,14 @@ BROWSER: Headers = [
 ]
 """What every answer tells a browser."""
 
+BROWSER_BLOCK = b"".join(b"%b: %b\r\n" % header for header in BROWSER)
+"""The same, rendered."""
+
 _CLOSED = (b"Stream-Closed", b"true")
 
 
 def _plain(status: int, *headers: tuple[bytes, bytes]) -> Response:
-    return Response(status, [*headers, *BROWSER])
+    return Response(status, list(headers), b"", BROWSER_BLOCK)
 
 
 def refused(
@@ -155,17 +158,17 @@ def appended(
 
 
 def _accepted(outcome: Appended) -> Response:
-    headers = [next_offset(outcome.tail), *BROWSER]
+    """The answer that is given most, so its lines are written in one go."""
+    messages, size = outcome.tail
+    block = b"Stream-Next-Offset: %016d_%016d\r\n%b" % (messages, size, BROWSER_BLOCK)
     if outcome.closed:
-        headers.append(_CLOSED)
+        block += b"Stream-Closed: true\r\n"
     producer = outcome.producer
     if producer is None:
-        return Response(204, headers)
+        return Response(204, [], b"", block)
+    block += b"Producer-Epoch: %d\r\nProducer-Seq: %d\r\n" % (producer.epoch, producer.seq)
     # 200 says that new data was stored; closing without any is a 204, whoever closes.
-    status = 204 if outcome.start == outcome.tail else 200
-    headers.append((b"Producer-Epoch", b"%d" % producer.epoch))
-    headers.append((b"Producer-Seq", b"%d" % producer.seq))
-    return Response(status, headers)
+    return Response(204 if outcome.start == outcome.tail else 200, [], b"", block)
 
 
 def _duplicate(outcome: Duplicate) -> Response:

@@ -10,16 +10,21 @@ The ledger is a cache with an owner: dropping all of it (`reset`) is how a faile
 
 from __future__ import annotations
 
+from typing import Any
+
 import apsw
 
 from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import Producer, Stream
+from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.sqlite import records
 from fencepost.store.sqlite.database import Row, fetch
 from fencepost.store.sqlite.records import CLOSED, DELETED, LIVE, MESSAGES, SOFT_DELETED
+
+NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
+NO_DATA: tuple[Any, ...] = (None, None)
 
 
 class Entry:
@@ -175,11 +180,16 @@ class Ledger:
         if producer_id in entry.producers:
             return entry.producers[producer_id]
         rows = fetch(self._connection, "find_producer", (entry.stream.id, producer_id))
-        found = records.producer_from_row(producer_id, rows[0]) if rows else None
+        found = None if not rows else self._load_producer(producer_id, rows[0])
         if len(entry.producers) >= self._producers_max:
             self._forget_producers(entry)
         entry.producers[producer_id] = found
         return found
+
+    def _load_producer(self, producer_id: str, row: Row) -> Producer:
+        position = row[3]
+        batches = fetch(self._connection, "recent_batches", (position, RECENT_BATCHES))
+        return records.producer_from_rows(producer_id, row, batches)
 
     def _forget_producers(self, entry: Entry) -> None:
         """Keep only the producers whose newest state is not on disk yet."""
@@ -209,42 +219,42 @@ class Ledger:
         return entry
 
     def write(
-        self, group: LedgerGroup, entry: Entry, start: Offset, batch: Batch, request: Append | None
+        self, group: LedgerGroup, entry: Entry, start: Offset, batch: Batch, sent: tuple[Any, ...]
     ) -> None:
-        """Messages of `entry` from `start` on: a row of the log."""
-        stream = entry.stream
-        producer = request.producer if request is not None else None
-        name, epoch, seq = producer if producer is not None else (None, None, None)
+        """Messages of `entry` from `start` on: a row of the log. `sent` says who sent them."""
+        stream_id = entry.stream.id
         group.rows.append(
             (
                 self.next_position,
-                stream.id,
+                stream_id,
                 MESSAGES,
                 start.bytes,
                 start.messages,
                 batch.messages,
                 batch.size,
                 self.last_ms,
-                name,
-                epoch,
-                seq,
+                *sent,
                 batch.lengths,
                 batch.data,
             )
         )
         self.next_position += batch.messages
         group.bytes += batch.size
-        parts = group.parts.get(stream.id)
+        parts = group.parts.get(stream_id)
         if parts is None:
-            group.parts[stream.id] = (start, [batch.data])
+            group.parts[stream_id] = (start, [batch.data])
         else:
             parts[1].append(batch.data)
 
-    def mark(self, group: LedgerGroup, entry: Entry, kind: int) -> None:
+    def mark(
+        self, group: LedgerGroup, entry: Entry, kind: int, sent: tuple[Any, ...] = NO_PRODUCER
+    ) -> None:
         """Something other than messages happened to a stream: a row of the log without data."""
-        nothing = (None, None, None, None, None)
+        stream = entry.stream
+        messages, size = stream.tail
         group.rows.append(
-            (self.next_position, entry.stream.id, kind, None, None, 1, 0, self.last_ms, *nothing)
+            (self.next_position, stream.id, kind, size, messages, 1, 0, self.last_ms, *sent)
+            + NO_DATA
         )
         self.next_position += 1
 
@@ -253,18 +263,26 @@ class Ledger:
     ) -> None:
         """Carry out an accepted append."""
         stream = entry.stream
+        producer = outcome.producer
+        sent = NO_PRODUCER
+        if producer is not None:
+            before = entry.producers.get(producer.id)
+            same_epoch = before is not None and before.epoch == producer.epoch
+            previous = before.position if before is not None and same_epoch else None
+            sent = (producer.id, producer.epoch, producer.seq, previous, request.digest)
+            entry.producers[producer.id] = producer
+            group.producers[stream.id, producer.id] = producer
         if request.batch is not None:
-            self.write(group, entry, outcome.start, request.batch, request)
+            self.write(group, entry, outcome.start, request.batch, sent)
             stream.tail = outcome.tail
-        if outcome.producer is not None:
-            entry.producers[outcome.producer.id] = outcome.producer
-            group.producers[stream.id, outcome.producer.id] = outcome.producer
+            sent = NO_PRODUCER
         if request.seq is not None:
             stream.seq = request.seq
         if outcome.closed:
             stream.closed = True
-            stream.closed_by = request.producer
-            self.mark(group, entry, CLOSED)
+            claim = request.producer
+            stream.closed_by = None if claim is None else (claim.id, claim.epoch, claim.seq)
+            self.mark(group, entry, CLOSED, sent)
         self.slide(entry, now_ms)
         self.touch(group, entry)
 

@@ -35,17 +35,29 @@ WHERE id = ?
 -- name: insert_log
 INSERT INTO log (
     position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,
-    lengths, data
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    previous, digest, lengths, data
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: find_producer
-SELECT epoch, seq, first, recent, updated_ms FROM producers WHERE stream = ? AND id = ?
+SELECT epoch, seq, first, position, updated_ms FROM producers WHERE stream = ? AND id = ?
+
+-- name: recent_batches
+-- A producer's newest batches, the oldest of them first: each row of the log names the one before.
+WITH RECURSIVE chain (depth, previous, version, start_bytes, digest) AS (
+    SELECT 1, previous, version, start_bytes, digest FROM log WHERE position = ?1
+    UNION ALL
+    SELECT chain.depth + 1, log.previous, log.version, log.start_bytes, log.digest
+    FROM chain JOIN log ON log.position = chain.previous
+    WHERE chain.depth < ?2
+)
+SELECT version, start_bytes, digest FROM chain ORDER BY depth DESC
 
 -- name: save_producer
-INSERT INTO producers (stream, id, epoch, seq, first, recent, updated_ms) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO producers (stream, id, epoch, seq, first, position, updated_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET
-    epoch = excluded.epoch, seq = excluded.seq, first = excluded.first, recent = excluded.recent,
-    updated_ms = excluded.updated_ms
+    epoch = excluded.epoch, seq = excluded.seq, first = excluded.first,
+    position = excluded.position, updated_ms = excluded.updated_ms
 
 -- name: expired_streams
 -- Streams whose stored deadline has passed; the true one may have been moved in memory since.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import Fork, Lifetime, Producer, Segment, Stream
+from fencepost.protocol.streams import Fork, Lifetime, Producer, Segment, Stream, pack
 from fencepost.store.sqlite.database import Row
 
 LIVE, SOFT_DELETED, DELETED = 0, 1, 2
@@ -97,6 +97,21 @@ def cold_columns(stream: Stream) -> Row:
     )
 
 
-def producer_from_row(producer_id: str, row: Row) -> Producer:
-    epoch, seq, first, recent, updated_ms = row
-    return Producer(producer_id, epoch, seq, first, recent, updated_ms)
+def producer_from_rows(producer_id: str, row: Row, batches: list[Row]) -> Producer:
+    """A producer from its own row and those of its recent batches, the newest last."""
+    epoch, seq, first, position, updated_ms = row
+    recent = b"".join(pack(Offset(messages, size), digest) for messages, size, digest in batches)
+    return Producer(producer_id, epoch, seq, first, recent, position, updated_ms)
+
+
+def producer_columns(stream_id: int, producer: Producer) -> Row:
+    """A producer in the order of `save_producer`."""
+    return (
+        stream_id,
+        producer.id,
+        producer.epoch,
+        producer.seq,
+        producer.first,
+        producer.position,
+        producer.updated_ms,
+    )

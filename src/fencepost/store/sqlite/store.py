@@ -52,8 +52,8 @@ from fencepost.store.sqlite.database import (
     is_disk_error,
     migrate,
 )
-from fencepost.store.sqlite.ledger import Entry, Ledger, LedgerGroup
-from fencepost.store.sqlite.records import CLOSED, EXPIRED, REMOVED
+from fencepost.store.sqlite.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
+from fencepost.store.sqlite.records import CLOSED, EXPIRED, REMOVED, producer_columns
 from fencepost.store.sqlite.settings import SqliteSettings
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,9 @@ class SqliteStore:
             return
         claim = request.producer
         producer = None if claim is None else self.ledger.find_producer(entry, claim.id)
-        outcome = decide_append(entry.stream, producer, request, now_ms=now_ms)
+        outcome = decide_append(
+            entry.stream, producer, request, position=self.ledger.next_position, now_ms=now_ms
+        )
         if isinstance(outcome, Appended):
             self.ledger.apply(self.commits.group, entry, request, outcome, now_ms)
             self.counts.add(request)
@@ -179,7 +181,7 @@ class SqliteStore:
         group = self.commits.group
         entry = self.ledger.add(group, created.stream)
         if request.batch is not None:
-            self.ledger.write(group, entry, created.start, request.batch, None)
+            self.ledger.write(group, entry, created.start, request.batch, NO_PRODUCER)
         if created.stream.closed:
             self.ledger.mark(group, entry, CLOSED)
         if point is not None:
@@ -261,13 +263,10 @@ class SqliteStore:
         return ForkPoint(source, place)
 
     def _answer(self, done: Callable[[Any], None], outcome: object) -> None:
-        def answer(failure: Failure | None) -> None:
-            done(outcome if failure is None else failure)
-
         if self.failure.done():
             done(Failed(full=False))
             return
-        self.commits.after(answer)
+        self.commits.after(done, outcome)
 
     # Reading
 
@@ -410,7 +409,10 @@ class _LedgerWriter(Writer):
         if sealed.rows:
             connection.executemany(QUERIES["insert_log"], sealed.rows)
         if sealed.producers:
-            rows = [(stream_id, *producer) for (stream_id, _), producer in sealed.producers.items()]
+            rows = [
+                producer_columns(stream_id, producer)
+                for (stream_id, _), producer in sealed.producers.items()
+            ]
             connection.executemany(QUERIES["save_producer"], rows)
         for statement, values in sealed.statements:
             connection.execute(statement, values)

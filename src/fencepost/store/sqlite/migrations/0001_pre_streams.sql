@@ -39,8 +39,7 @@ CREATE INDEX streams_by_deadline ON streams (deadline_ms) WHERE state = 0 AND de
 CREATE INDEX streams_ended ON streams (ended_ms) WHERE state = 2;
 
 -- One row per append, in the order of all appends: the key is the position of its first message.
--- `kind`: 0 messages, 1 closed, 2 deleted, 3 expired, 4 truncated; only messages have a place in
--- their stream. Data is here, or in the staged chunk that `chunk` names.
+-- `kind`: 0 messages, 1 closed, 2 deleted, 3 expired, 4 truncated. Data is here, or in the staged chunk that `chunk` names.
 CREATE TABLE log (
     position INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL,
@@ -53,6 +52,8 @@ CREATE TABLE log (
     producer TEXT,
     epoch INTEGER,
     producer_seq INTEGER,
+    previous INTEGER,             -- the position of the producer's batch before, in the same epoch
+    digest BLOB,                  -- what a repeated request is compared with
     chunk INTEGER,
     lengths BLOB,
     data BLOB
@@ -78,8 +79,8 @@ CREATE TABLE producers (
     id TEXT NOT NULL,
     epoch INTEGER NOT NULL,
     seq INTEGER NOT NULL,
-    first BLOB NOT NULL,
-    recent BLOB NOT NULL,
+    first BLOB NOT NULL,          -- offset and digest of seq 0, packed
+    position INTEGER NOT NULL,    -- of its newest batch: the older ones hang on log.previous
     updated_ms INTEGER NOT NULL,
     PRIMARY KEY (stream, id)
 ) STRICT, WITHOUT ROWID;

@@ -1,0 +1,50 @@
+-- Every query of the embedded store about subscriptions.
+
+-- name: load_subscriptions
+SELECT id, name, config, base_url, created_ms, generation, wake_id, holder, lease_until_ms, attempts,
+       next_attempt_ms, snapshot
+FROM subscriptions ORDER BY id
+
+-- name: load_links
+-- All cursors with the tails of their streams. A link whose stream has gone has no tail.
+SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_bytes, s.id,
+       s.tail_messages, s.tail_bytes
+FROM links l LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
+ORDER BY l.subscription, l.path
+
+-- name: last_subscription
+-- The highest number that an incarnation ever had.
+SELECT seq FROM sqlite_sequence WHERE name = 'subscriptions'
+
+-- name: insert_subscription
+INSERT INTO subscriptions (
+    id, name, config, base_url, created_ms, generation, wake_id, holder, lease_until_ms, attempts,
+    next_attempt_ms, snapshot
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: save_wake
+UPDATE subscriptions SET
+    generation = ?, wake_id = ?, holder = ?, lease_until_ms = ?, attempts = ?, next_attempt_ms = ?,
+    snapshot = ?
+WHERE id = ?
+
+-- name: delete_subscription
+DELETE FROM subscriptions WHERE id = ?
+
+-- name: delete_links
+DELETE FROM links WHERE subscription = ?
+
+-- name: save_link
+INSERT INTO links (subscription, path, explicit, glob, stream, acked_messages, acked_bytes)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET
+    explicit = excluded.explicit, glob = excluded.glob, stream = excluded.stream,
+    acked_messages = excluded.acked_messages, acked_bytes = excluded.acked_bytes
+
+-- name: delete_link
+DELETE FROM links WHERE subscription = ? AND path = ?
+
+-- name: live_streams
+-- Live streams whose path lies between two bounds. The index of paths covers all states below 2.
+SELECT path, id, tail_messages, tail_bytes FROM streams
+WHERE state < 2 AND state = 0 AND path >= ? AND (?2 IS NULL OR path < ?2)
