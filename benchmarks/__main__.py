@@ -1,7 +1,7 @@
 """`python -m benchmarks`: measure, print the table, write the JSON.
 
-Exits 0 when every answer of every server was the right one, 1 when some were not, 2 when the
-run could not begin. How fast anything was never decides the exit code.
+Exits 0 when every answer of every server was the right one, 1 when some were not, 2 when the run
+could not begin. How fast anything was never decides the exit code.
 """
 
 import argparse

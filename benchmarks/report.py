@@ -136,7 +136,8 @@ def _cell(row: Measurement, outcome: Outcome | None) -> str:
             return (
                 f"{m['restart_seconds']:.2f} s after SIGTERM\n"
                 f"{m['restart_after_kill_seconds']:.2f} s after SIGKILL\n"
-                f"{m['memory_mb']:,.0f} MB, {m['bytes_per_stream']:,.0f} bytes a stream\n"
+                f"{m['memory_mb']:,.0f} MB, before it {m['filled_memory_mb']:,.0f} MB\n"
+                f"({m['bytes_per_stream']:,.0f} bytes a stream)\n"
                 f"{m['disk_mb']:,.0f} MB on disk"
             )
 

@@ -80,7 +80,7 @@ def running(
             cwd=HERE,
         )
     try:
-        port = _await_ready(process, log_path, seconds_max)
+        port = _await_ready(process, seconds_max)
         yield Running(process, port, time.perf_counter() - started)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -88,7 +88,7 @@ def running(
         process.wait()
 
 
-def _await_ready(process: subprocess.Popen[str], log_path: Path, seconds_max: float) -> int:
+def _await_ready(process: subprocess.Popen[str], seconds_max: float) -> int:
     assert process.stdout is not None
     ports: queue.Queue[int | None] = queue.Queue()
     # The reader goes on after the ready line: a server that prints more must never find its
@@ -99,7 +99,7 @@ def _await_ready(process: subprocess.Popen[str], log_path: Path, seconds_max: fl
     except queue.Empty:
         raise BenchmarkError(f"the server was not ready within {seconds_max:.0f} s") from None
     if port is None:
-        raise BenchmarkError(f"the server ended before it was ready: {_last_words(log_path)}")
+        raise BenchmarkError("the server ended before it was ready")
     return port
 
 
@@ -111,9 +111,12 @@ def _drain(stdout: IO[str], ports: "queue.Queue[int | None]") -> None:
     ports.put(None)
 
 
-def _last_words(log_path: Path) -> str:
+def last_words(log_path: Path) -> str:
+    """The end of what a server wrote to its log, on one line."""
+    if not log_path.exists():
+        return "none"
     lines = log_path.read_text(errors="replace").strip().splitlines()
-    return " / ".join(lines[-3:]) or "it said nothing"
+    return " / ".join(lines[-3:])[-600:] or "none"
 
 
 def _ours(data: Path) -> list[str]:

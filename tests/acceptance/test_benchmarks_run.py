@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks.cases import measurements
 from benchmarks.scale import QUICK
 
