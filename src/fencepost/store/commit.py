@@ -258,12 +258,13 @@ class GroupCommit(Generic[GroupT]):
         # What was decided since stands on what has just been lost, so it goes the same way. Its own
         # transaction never began: for those requests the outcome is certain.
         void, self._answers = self._answers, []
-        self.group = self._owner.new_group()
         cause = error.cause if isinstance(error, _CommitError) else error
         if self._is_disk_error(cause):
             self._owner.broken(cause)
         else:
             self._owner.reset()
+        # Not before: the owner has just forgotten every group that it knew.
+        self.group = self._owner.new_group()
         _tell(answers, failure)
         _tell(void, Failed(full=isinstance(error, DiskFullError)))
 
