@@ -94,9 +94,7 @@ def _runs(segments: Sequence[str]) -> list[list[list[str]]]:
 
 
 def _fits(run: Sequence[Sequence[str]], segments: Sequence[str], at: int) -> bool:
-    return all(
-        _segment_fits(pieces, segments[at + index]) for index, pieces in enumerate(run)
-    )
+    return all(_segment_fits(pieces, segments[at + index]) for index, pieces in enumerate(run))
 
 
 def _segment_fits(pieces: Sequence[str], text: str) -> bool:

@@ -198,9 +198,7 @@ class Subscription:
 
     def matches(self, path: str) -> bool:
         """Whether the pattern takes `path` in. A subscription never wakes itself by its own wakes."""
-        return (
-            self.glob is not None and path != self.config.wake_stream and self.glob.matches(path)
-        )
+        return self.glob is not None and path != self.config.wake_stream and self.glob.matches(path)
 
     def note(self, link: Link) -> None:
         """Take down whether `link` is pending; one that still is goes to the end of the queue."""
@@ -210,7 +208,7 @@ class Subscription:
 
     def snapshot(self, streams_max: int) -> tuple[Seen, ...]:
         """The pending streams to show in a wake, the longest waiting first."""
-        seen = []
+        seen: list[Seen] = []
         for path in self.pending:
             if len(seen) == streams_max:
                 break
@@ -321,9 +319,7 @@ def decide_claim(
     fresh = wake.is_idle or wake.holder is not None
     generation = wake.generation + 1 if fresh else wake.generation
     name = wake_id if fresh else wake.wake_id
-    return Claimed(
-        Wake(generation, name, worker, now_ms + lease_ttl_ms, snapshot=snapshot), fresh
-    )
+    return Claimed(Wake(generation, name, worker, now_ms + lease_ttl_ms, snapshot=snapshot), fresh)
 
 
 def check_fence(
@@ -359,7 +355,9 @@ def decide_acks(
         if offset.bytes > link.tail.bytes or (
             offset.bytes == link.tail.bytes and offset != link.tail
         ):
-            return BadAck(path, f"{offset} is not an offset of this stream, which ends at {link.tail}")
+            return BadAck(
+                path, f"{offset} is not an offset of this stream, which ends at {link.tail}"
+            )
         if offset.bytes > moved.get(path, link.acked).bytes:
             moved[path] = offset
     return moved
@@ -372,6 +370,4 @@ def snapshot_acks(snapshot: Iterable[Seen]) -> list[Ack]:
 
 def decide_heartbeat(wake: Wake, *, lease_ttl_ms: int, now_ms: int) -> Wake:
     """The worker is alive: its lease runs from now, and no retry of the delivery is needed."""
-    return wake._replace(
-        lease_until_ms=now_ms + lease_ttl_ms, attempts=0, next_attempt_ms=None
-    )
+    return wake._replace(lease_until_ms=now_ms + lease_ttl_ms, attempts=0, next_attempt_ms=None)

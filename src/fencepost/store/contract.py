@@ -23,6 +23,7 @@ from fencepost.protocol.appends import Append, AppendOutcome
 from fencepost.protocol.creates import Create, CreateOutcome
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
+from fencepost.protocol.subscriptions import Link, Subscription
 
 
 class Missing(NamedTuple):
@@ -99,6 +100,102 @@ class Published(NamedTuple):
     start: Offset
     parts: Sequence[bytes] | None
     gone: bool = False
+
+
+class Watcher(Protocol):
+    """Somebody whose own state must change together with the streams, in the same commit.
+
+    Called on the event loop while a request is being decided: what a watcher writes in the call joins
+    the request's commit.
+    """
+
+    def created(self, stream_id: int, path: str, start: Offset) -> None:
+        """A stream comes to be; its first messages of its own, if any, begin at `start`."""
+        ...
+
+    def removed(self, stream_id: int, path: str) -> None:
+        """A stream goes, deleted or expired; forks may still read it."""
+        ...
+
+    def reset(self) -> None:
+        """A commit failed: everything since the last one on disk is void, load again from there."""
+        ...
+
+
+class LiveStream(NamedTuple):
+    """A stream that a subscription may watch."""
+
+    path: str
+    id: int
+    tail: Offset
+
+
+class SubscriptionStore(Protocol):
+    """Subscriptions, their wakes and their cursors, kept beside the streams they watch.
+
+    Writes join the open commit without an answer of their own: whoever writes waits with `after` or
+    `durable` before telling anybody. A crash leaves all of what was written in one stretch on the
+    event loop, or none of it.
+    """
+
+    def watch(self, watcher: Watcher, published: Callable[[Sequence[Published]], None]) -> None:
+        """Tell `watcher` of what is being decided, and `published` of what is durable."""
+        ...
+
+    def load(self) -> tuple[list[Subscription], int]:
+        """All subscriptions as on disk, with their streams' tails, and the next incarnation's number.
+
+        A cursor whose stream is gone is left out, or at its start when the link is explicit.
+        """
+        ...
+
+    def insert(self, subscription: Subscription) -> None:
+        """Write a new subscription with all its links."""
+        ...
+
+    def save_wake(self, subscription: Subscription) -> None:
+        """Write where the delivery stands: generation, lease, retry schedule, snapshot."""
+        ...
+
+    def delete(self, subscription: Subscription) -> None:
+        """Remove a subscription with all its links."""
+        ...
+
+    def save_link(self, subscription: Subscription, link: Link) -> None:
+        """Write a link and its cursor."""
+        ...
+
+    def delete_link(self, subscription: Subscription, path: str) -> None:
+        """Remove a link."""
+        ...
+
+    def find_stream(self, path: str) -> LiveStream | None:
+        """The stream at `path` as decided so far, or None."""
+        ...
+
+    async def live_streams(self, prefix: tuple[str, ...]) -> list[LiveStream]:
+        """The committed streams whose path is `prefix`, or begins with its segments."""
+        ...
+
+    def announce(self, path: str, event: bytes) -> bool:
+        """Append a JSON value to a stream in the open commit; False when it takes no appends."""
+        ...
+
+    async def secret(self, name: str, fresh: bytes) -> bytes:
+        """The secret called `name`: the one on disk, else `fresh`, on disk before this returns."""
+        ...
+
+    def tick(self) -> int:
+        """The time of a decision in milliseconds; it never goes back, not even over a restart."""
+        ...
+
+    def after(self, answer: Callable[[Failure | None], None]) -> None:
+        """Call `answer` once everything decided so far is durable, or void."""
+        ...
+
+    async def durable(self) -> Failure | None:
+        """Wait until everything decided so far is durable, or say what went wrong."""
+        ...
 
 
 class Store(Protocol):

@@ -41,12 +41,14 @@ from fencepost.store.contract import (
     SoftDeleted,
     StreamInfo,
     Truncated,
+    Watcher,
 )
 from fencepost.store.sqlite import reading
 from fencepost.store.sqlite.database import (
     FILE,
     QUERIES,
     FolderLock,
+    Row,
     Writer,
     connect,
     is_disk_error,
@@ -101,6 +103,7 @@ class SqliteStore:
             producers_max=settings.producers_cached_max,
         )
         self._listeners: list[Listener] = []
+        self._watchers: list[Watcher] = []
         self.counts = Counts()
         self.commits = GroupCommit(
             self._writer, self, is_disk_error=is_disk_error, clock_ns=clock.monotonic_ns
@@ -129,6 +132,14 @@ class SqliteStore:
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let `watcher` change its own state in the commits that make and end streams."""
+        self._watchers.append(watcher)
+
+    def lookup(self, query: str, values: tuple[object, ...] = ()) -> list[Row]:
+        """All committed rows of a small query, read on the event loop."""
+        return self._lookups.execute(query, values).fetchall()
 
     # Writing
 
@@ -189,6 +200,8 @@ class SqliteStore:
             assert source is not None
             source.stream.forks_count += 1
             self.ledger.touch(group, source)
+        for watcher in self._watchers:
+            watcher.created(created.stream.id, created.stream.path, created.start)
 
     def delete(
         self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
@@ -197,8 +210,13 @@ class SqliteStore:
         if entry is None or entry.stream.soft_deleted:
             self._answer(done, Missing() if entry is None else SoftDeleted())
             return
-        self.ledger.remove(self.commits.group, entry, REMOVED)
+        self._remove(entry, REMOVED)
         self._answer(done, Deleted())
+
+    def _remove(self, entry: Entry, kind: int) -> None:
+        self.ledger.remove(self.commits.group, entry, kind)
+        for watcher in self._watchers:
+            watcher.removed(entry.stream.id, entry.stream.path)
 
     def expire(self, path: str) -> bool:
         """End the stream at `path` if its time is over."""
@@ -206,7 +224,7 @@ class SqliteStore:
         entry = self.ledger.find(path)
         if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
             return False
-        self.ledger.remove(self.commits.group, entry, EXPIRED)
+        self._remove(entry, EXPIRED)
         self.commits.flush()
         return True
 
@@ -221,7 +239,7 @@ class SqliteStore:
         entry = self.ledger.find(path)
         if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
             return entry
-        self.ledger.remove(self.commits.group, entry, EXPIRED)
+        self._remove(entry, EXPIRED)
         return None if entry.gone else entry
 
     def _fork_point(
@@ -380,6 +398,8 @@ class SqliteStore:
 
     def reset(self) -> None:
         self.ledger.reset()
+        for watcher in self._watchers:
+            watcher.reset()
 
     def broken(self, error: BaseException) -> None:
         log.critical("the disk failed; stopping rather than guessing what is on it")

@@ -47,4 +47,4 @@ DELETE FROM links WHERE subscription = ? AND path = ?
 -- name: live_streams
 -- Live streams whose path lies between two bounds. The index of paths covers all states below 2.
 SELECT path, id, tail_messages, tail_bytes FROM streams
-WHERE state < 2 AND state = 0 AND path >= ? AND (?2 IS NULL OR path < ?2)
+WHERE state < 2 AND state = 0 AND path >= ?1 AND (?2 IS NULL OR path < ?2)
