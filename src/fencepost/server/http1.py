@@ -27,13 +27,13 @@ from fencepost.server.front import Front
 from fencepost.server.http import (
     Answer,
     Cancellable,
-    Headers,
     Request,
     Response,
     StreamingResponse,
 )
 from fencepost.server.problems import problem
 from fencepost.server.reading import RequestReader, Stopped
+from fencepost.server.streaming import JOIN_BYTES_MAX, OutgoingStream
 from fencepost.server.wire import Refusal, render_head
 
 log = logging.getLogger("fencepost.http")
@@ -41,12 +41,8 @@ log = logging.getLogger("fencepost.http")
 _FEED_BYTES_MAX = 16 * 1024
 """Heads are parsed in slices, so that one segment cannot queue thousands of tiny requests."""
 
-_JOIN_BYTES_MAX = 64 * 1024
-"""Larger bodies are written beside their head, not joined to it: copying them costs more."""
-
 _BODILESS = (204, 304)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class _Exchange:
@@ -94,7 +90,6 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_alone",
         "_closing",
-        "_drained",
         "_ended",
         "_eof",
         "_feeding",
@@ -113,15 +108,14 @@ class Connection(asyncio.Protocol):
         "_settings",
         "_starting",
         "_stream",
-        "_stream_is_live",
         "_transport",
         "_turned_away",
         "_waiting",
-        "_writing_paused",
         "_written_bytes",
         "front",
         "gone",
         "started",
+        "writing_paused",
     )
 
     def __init__(self, front: Front) -> None:
@@ -141,13 +135,11 @@ class Connection(asyncio.Protocol):
         self._ended = False  # no further request is taken
         self._eof = False
         # Writing.
-        self._writing_paused = False
+        self.writing_paused = False
         self._written_bytes = 0
         self._sent_bytes = 0
         self._moved_seconds = front.now_seconds
-        self._drained: asyncio.Future[None] | None = None
-        self._stream: asyncio.Task[None] | None = None
-        self._stream_is_live = False
+        self._stream: OutgoingStream | None = None
         # The end.
         self._idle_after_bytes = -1
         self._idle_since_seconds = front.now_seconds
@@ -218,7 +210,7 @@ class Connection(asyncio.Protocol):
     def begin_drain(self) -> None:
         """Take no new request; close when idle, else with the answer of the last one under way."""
         if self._stream is not None:
-            if self._stream_is_live:
+            if self._stream.is_live:
                 self._stream.cancel()
         elif self._reader.between_requests and not (
             self.started or self._waiting or self._lingering
@@ -270,7 +262,7 @@ class Connection(asyncio.Protocol):
         return (
             len(self.started) + len(self._waiting) >= self._settings.pipeline_depth_max
             or self._queued_bytes >= self._settings.pipeline_bytes_max
-            or self._writing_paused
+            or self.writing_paused
         )
 
     def _pause_reading(self) -> None:
@@ -309,7 +301,7 @@ class Connection(asyncio.Protocol):
         if (
             not self._waiting
             and (not self.started or (exchange.shares and not self._alone))
-            and not self._writing_paused
+            and not self.writing_paused
         ):
             self._start(exchange)
         else:
@@ -341,7 +333,7 @@ class Connection(asyncio.Protocol):
             return
         self._starting = True
         try:
-            while self._waiting and not (self._closing or self._writing_paused):
+            while self._waiting and not (self._closing or self.writing_paused):
                 if self.started and (self._alone or not self._waiting[0].shares):
                     return
                 self._start(self._waiting.popleft())
@@ -420,10 +412,10 @@ class Connection(asyncio.Protocol):
         except ValueError:
             self._fail()
             return
-        if isinstance(body, bytes) and size <= _JOIN_BYTES_MAX:
-            self._write(head + body)
+        if isinstance(body, bytes) and size <= JOIN_BYTES_MAX:
+            self.write(head + body)
         else:
-            self._write_parts((head, body) if isinstance(body, bytes) else (head, *body))
+            self.write_parts((head, body) if isinstance(body, bytes) else (head, *body))
         if closes:
             self._finish()
 
@@ -433,7 +425,7 @@ class Connection(asyncio.Protocol):
         failure = _failure()
         assert isinstance(failure.body, bytes)
         ending = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(failure.body)
-        self._write(render_head(500, failure.headers, self.front.date_line, ending) + failure.body)
+        self.write(render_head(500, failure.headers, self.front.date_line, ending) + failure.body)
         self._finish()
 
     def _is_last(self) -> bool:
@@ -442,13 +434,13 @@ class Connection(asyncio.Protocol):
             return False
         return self._ended or (self._reader.between_requests and not self._held)
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         size = len(data)
         self._written_bytes += size
         self.front.counters.bytes_out += size
         self._transport.write(data)
 
-    def _write_parts(self, parts: tuple[bytes, ...]) -> None:
+    def write_parts(self, parts: tuple[bytes, ...]) -> None:
         size = sum(map(len, parts))
         self._written_bytes += size
         self.front.counters.bytes_out += size
@@ -460,16 +452,16 @@ class Connection(asyncio.Protocol):
             return
         if self._reader.wants_continue():
             self._reader.rest(now_seconds=self.front.now_seconds)
-            self._write(_CONTINUE)
+            self.write(_CONTINUE)
 
     def pause_writing(self) -> None:
-        self._writing_paused = True
+        self.writing_paused = True
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        self._writing_paused = False
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self.writing_paused = False
+        if self._stream is not None:
+            self._stream.go_on()
         if not self._closing:
             self._go_on()
 
@@ -501,50 +493,31 @@ class Connection(asyncio.Protocol):
             self.started.popleft()
             self._fail()
             return
-        counters = self.front.counters
-        counters.requests[request.method][answer.status // 100] += 1
-        counters.streams_open += 1
-        self._write(head)
-        self._stream_is_live = _is_event_stream(answer.headers)
-        self._stream = self.front.spawn(self._pull(answer, chunked))
-        self._stream.add_done_callback(lambda task: self._end_stream(exchange, answer, task))
+        self.front.counters.requests[request.method][answer.status // 100] += 1
+        self.write(head)
+        self._stream = OutgoingStream(
+            self.front,
+            self,
+            answer,
+            chunked=chunked,
+            ended=lambda complete: self._end_stream(exchange, complete),
+        )
         if self.front.draining:
             self.begin_drain()
 
-    async def _pull(self, answer: StreamingResponse, chunked: bool) -> None:
-        async for chunk in answer.chunks:
-            if not chunk:
-                continue  # an empty chunk would end the body
-            if not chunked:
-                self._write(chunk)
-            elif len(chunk) <= _JOIN_BYTES_MAX:
-                self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            else:
-                self._write_parts((b"%x\r\n" % len(chunk), chunk, b"\r\n"))
-            if self._writing_paused:
-                self._drained = self.front.loop.create_future()
-                await self._drained
-
-    def _end_stream(
-        self, exchange: _Exchange, answer: StreamingResponse, task: asyncio.Task[None]
-    ) -> None:
-        # The iterator is closed from here and not inside the task, because a task that is cancelled
-        # before its first step never runs its own `finally`.
-        self.front.discard(answer)
-        self.front.counters.streams_open -= 1
-        self._stream = None
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("a stream ended with an error", exc_info=error)
+    def _end_stream(self, exchange: _Exchange, complete: bool) -> None:
+        stream, self._stream = self._stream, None
+        if self.gone:
+            return
+        if not complete:
             # Without its last chunk the client can tell that something is missing.
             self._transport.abort()
-        if self.gone or error is not None:
             return
+        assert stream is not None
+        stream.end()
         self.started.popleft()
         assert exchange.request is not None
         self._queued_bytes -= len(exchange.request.body)
-        if exchange.version == "1.1":
-            self._write(_LAST_CHUNK)
         if not exchange.keep_alive or ((self._ended or self.front.draining) and self._is_last()):
             self._finish()
         else:
@@ -601,10 +574,3 @@ class Connection(asyncio.Protocol):
 def _failure() -> Response:
     detail = "the server failed on this request"
     return problem(500, "internal_error", "Internal Server Error", detail)
-
-
-def _is_event_stream(headers: Headers) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in headers
-    )

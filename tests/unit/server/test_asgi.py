@@ -175,6 +175,19 @@ async def test_an_answer_has_a_length_exactly_when_it_may_have_a_body(
     assert host.body == (b"abc" if isinstance(answer.body, tuple) else b"")
 
 
+async def test_header_lines_rendered_beforehand_are_passed_one_by_one() -> None:
+    host = Host(body(b""))
+    answer = Response(200, [(b"X-Own", b"3")], b"", b"X-Block: a: b\r\nX-More: 2\r\n")
+    await ASGIApp(ScriptedApp(answer=answer))(http_scope(path="/scripted"), host.receive, host.send)
+
+    assert host.headers == {
+        b"x-own": b"3",
+        b"x-block": b"a: b",
+        b"x-more": b"2",
+        b"content-length": b"0",
+    }
+
+
 async def test_an_answer_may_come_later() -> None:
     app = ScriptedApp()
     host = Host(body(b""))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 import uvloop
 
 from fencepost.clock import SystemClock
 from fencepost.server.http import Response
+from fencepost.server.http1 import Connection
 from fencepost.server.listening import serve
 from fencepost.server.settings import HttpSettings
 from tests.unit.server.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
@@ -203,6 +205,28 @@ async def test_an_answer_whose_header_would_break_its_line_is_replaced(
         assert "set-cookie" not in reply.headers
         assert await client.rest() == b""
     assert "an answer was dropped" in caplog.text
+
+
+async def test_header_lines_rendered_beforehand_stand_beside_the_others() -> None:
+    block = b"X-Block: 1\r\nX-More: 2\r\n"
+    app = ScriptedApp(answer=Response(200, [(b"X-Own", b"3")], b"body", block))
+    async with serving(app) as listening, connected(listening) as client:
+        await client.send(get("/scripted"))
+        reply = await client.reply()
+
+    assert [reply.headers[name] for name in ("x-block", "x-more", "x-own")] == ["1", "2", "3"]
+    assert reply.body == b"body"
+
+
+async def test_small_answers_are_not_held_back_by_the_kernel() -> None:
+    async with serving(ScriptedApp()) as listening, connected(listening):
+        connections = listening._front.connections
+        await until(lambda: connections)
+        (connection,) = connections
+        assert isinstance(connection, Connection)
+        accepted = connection._transport.get_extra_info("socket")
+
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 async def test_an_application_that_raises_is_answered_for_and_the_connection_goes_on(
