@@ -1,0 +1,211 @@
+"""What the store ought to hold, in the plainest Python: the measure for every crash.
+
+The store decides requests one after the other, so after a crash it must hold exactly what some number
+of the first requests make, none of them by half. `Model` is applied to the same requests and copied
+after each; a recovered store is compared with the copies. It shares no rule with the product: the
+rules here are written down a second time, on purpose.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fencepost.protocol.appends import Append, ProducerTuple
+from fencepost.protocol.creates import Create
+
+
+class Remove(NamedTuple):
+    """A request to delete."""
+
+    path: str
+
+
+Request = Append | Create | Remove
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A stream as it should be."""
+
+    content_type: str
+    messages: tuple[bytes, ...]
+    closed: bool
+    ttl_s: int | None
+    touched_ms: int
+    seq: str | None = None
+    producers: tuple[tuple[str, tuple[int, int]], ...] = ()
+    source: str | None = None
+    forks: int = 0
+    soft_deleted: bool = False
+
+    def producer(self, name: str) -> tuple[int, int] | None:
+        return dict(self.producers).get(name)
+
+    def expired(self, now_ms: int) -> bool:
+        return self.ttl_s is not None and self.touched_ms + self.ttl_s * 1000 <= now_ms
+
+    @property
+    def data(self) -> bytes:
+        return (b"," if self.content_type == "application/json" else b"").join(self.messages)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.messages))
+
+
+class View(NamedTuple):
+    """What can be seen of a stream from outside; None stands for no stream."""
+
+    content_type: str
+    data: bytes
+    messages_count: int
+    size: int
+    closed: bool
+    ttl_s: int | None
+
+
+SOFT = "soft-deleted"
+Views = dict[str, View | str | None]
+
+
+class Model:
+    """All streams, by path."""
+
+    def __init__(self, streams: dict[str, Kept] | None = None) -> None:
+        self.streams = dict(streams or {})
+
+    def copy(self) -> "Model":
+        return Model(self.streams)
+
+    def alive(self, path: str, now_ms: int) -> Kept | None:
+        """The stream at `path`; one whose time is over ends here."""
+        kept = self.streams.get(path)
+        if kept is not None and kept.expired(now_ms):
+            del self.streams[path]
+            return None
+        return kept
+
+    def view(self, path: str, now_ms: int) -> View | str | None:
+        kept = self.alive(path, now_ms)
+        if kept is None:
+            return None
+        if kept.soft_deleted:
+            return SOFT
+        return View(
+            kept.content_type, kept.data, len(kept.messages), kept.size, kept.closed, kept.ttl_s
+        )
+
+    def apply(self, request: Request, messages: tuple[bytes, ...], now_ms: int) -> str:
+        """Do what `request` asks, or refuse it; the name of the outcome."""
+        if isinstance(request, Append):
+            return self._append(request, messages, now_ms)
+        if isinstance(request, Create):
+            return self._create(request, messages, now_ms)
+        return self._remove(request.path, now_ms)
+
+    def _append(self, request: Append, messages: tuple[bytes, ...], now_ms: int) -> str:
+        kept = self.alive(request.path, now_ms)
+        if kept is None:
+            return "Missing"
+        if kept.soft_deleted:
+            return "SoftDeleted"
+        kept = replace(kept, touched_ms=now_ms)
+        self.streams[request.path] = kept
+        refused = _refusal(kept, request)
+        if refused is not None:
+            return refused
+        producers = dict(kept.producers)
+        if request.producer is not None:
+            producers[request.producer.id] = (request.producer.epoch, request.producer.seq)
+        self.streams[request.path] = replace(
+            kept,
+            messages=kept.messages + messages,
+            closed=request.closes,
+            seq=request.seq or kept.seq,
+            producers=tuple(producers.items()),
+        )
+        return "Appended"
+
+    def _create(self, request: Create, messages: tuple[bytes, ...], now_ms: int) -> str:
+        kept = self.alive(request.path, now_ms)
+        if kept is not None:
+            return _compared(kept, request)
+        inherited: tuple[bytes, ...] = ()
+        source = None
+        if request.fork_from is not None:
+            source = request.fork_from.path
+            origin = self.alive(source, now_ms)
+            if origin is None:
+                return "SourceMissing"
+            if origin.soft_deleted:
+                return "SourceDeleted"
+            inherited = origin.messages
+            self.streams[source] = replace(origin, forks=origin.forks + 1)
+        assert request.content_type is not None
+        self.streams[request.path] = Kept(
+            request.content_type,
+            inherited + messages,
+            request.closed,
+            request.lifetime.ttl_s,
+            now_ms,
+            source=source,
+        )
+        return "Created"
+
+    def _remove(self, path: str, now_ms: int) -> str:
+        kept = self.alive(path, now_ms)
+        if kept is None:
+            return "Missing"
+        if kept.soft_deleted:
+            return "SoftDeleted"
+        self._end(path, kept)
+        return "Deleted"
+
+    def _end(self, path: str, kept: Kept) -> None:
+        if kept.forks:
+            self.streams[path] = replace(kept, soft_deleted=True)
+            return
+        del self.streams[path]
+        if kept.source is not None:
+            source = self.streams[kept.source]
+            source = replace(source, forks=source.forks - 1)
+            self.streams[kept.source] = source
+            if source.soft_deleted and source.forks == 0:
+                self._end(kept.source, replace(source, soft_deleted=False))
+
+
+def _compared(kept: Kept, request: Create) -> str:
+    if kept.soft_deleted:
+        return "PathBlocked"
+    source = request.fork_from.path if request.fork_from is not None else None
+    same = (kept.closed, kept.source, kept.content_type, kept.ttl_s) == (
+        request.closed,
+        source,
+        request.content_type,
+        request.lifetime.ttl_s,
+    )
+    return "Exists" if same else "ConfigConflict"
+
+
+def _refusal(kept: Kept, request: Append) -> str | None:
+    claim = request.producer
+    known = None if claim is None else kept.producer(claim.id)
+    if claim is not None and known is not None:
+        if claim.epoch < known[0]:
+            return "StaleEpoch"
+        if claim.epoch == known[0] and claim.seq <= known[1]:
+            return "Duplicate"
+    if kept.closed:
+        return "AlreadyClosed" if request.batch is None and claim is None else "StreamClosed"
+    if claim is not None and (out := _out_of_order(known, claim)) is not None:
+        return out
+    if request.seq is not None and kept.seq is not None and request.seq <= kept.seq:
+        return "SeqRegression"
+    return None
+
+
+def _out_of_order(known: tuple[int, int] | None, claim: ProducerTuple) -> str | None:
+    if known is None:
+        return None if claim.seq == 0 else "SequenceGap"
+    if claim.epoch > known[0]:
+        return None if claim.seq == 0 else "EpochStart"
+    return None if claim.seq == known[1] + 1 else "SequenceGap"

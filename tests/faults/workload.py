@@ -1,0 +1,273 @@
+"""Random requests, and a store driven through them so that one seed always gives one history.
+
+The time at which a commit ends is the one thing that chance decides in a running store. Here a gate
+holds every commit at its sync until the driver has decided what else arrives meanwhile, so the groups,
+the order of writes and the order of answers follow from the seed alone.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+
+from fencepost.protocol.appends import Append, ProducerTuple
+from fencepost.protocol.batches import Batch, bytes_batch, digest, json_batch
+from fencepost.protocol.creates import Create, ForkFrom
+from fencepost.protocol.streams import Lifetime
+from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.sqlite.store import SqliteStore
+from fencepost.testing import DiskLog, SimClock, SyncGate, fault_vfs
+from tests.faults.model import Model, Remove, Request
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+PLAIN = ("json/0", "json/1", "bytes/0", "bytes/1", "bytes/2")
+FORKS = ("fork/0", "fork/1", "fork/2")
+SHORT = ("short/0", "short/1")
+LONG = ("long/0",)
+PATHS = (*PLAIN, *FORKS, *SHORT, *LONG)
+PRODUCERS = 8
+SHORT_TTL_S, LONG_TTL_S = 2, 86_400
+
+
+class Step(NamedTuple):
+    """A request with everything the checks want to know of it."""
+
+    number: int
+    request: Request
+    messages: tuple[bytes, ...]
+    at_ms: int
+    expected: str
+
+
+class Asked(NamedTuple):
+    """A mark: the request is about to be decided."""
+
+    number: int
+
+
+class Decided(NamedTuple):
+    """A mark: the request was decided; nothing of it need be on disk."""
+
+    number: int
+
+
+class Answered(NamedTuple):
+    """A mark: the request has its answer."""
+
+    number: int
+
+
+class History:
+    """All requests of a run, the model before the first and after each, and the disk's log."""
+
+    def __init__(self) -> None:
+        self.log = DiskLog()
+        self.steps: list[Step] = []
+        self.models = [Model()]
+        self.outcomes: dict[int, object] = {}
+        self.groups_count = 0
+
+
+class Chooser:
+    """Makes up the next request, given what the model says is there."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    def next(self, model: Model, number: int) -> tuple[Request, tuple[bytes, ...]]:
+        dice = self._dice
+        roll = dice.random()
+        path = dice.choice(PATHS)
+        if path not in model.streams and dice.random() < 0.8:
+            return self._create(model, number, path)
+        if roll < 0.88:
+            return self._append(model, number, path)
+        if roll < 0.95:
+            return self._create(model, number, path)
+        return Remove(path), ()
+
+    def _body(self, number: int, content_type: str) -> tuple[Batch, tuple[bytes, ...]]:
+        dice = self._dice
+        padding = "x" * dice.choice((0, 20, 200, 3_000, 20_000))
+        if content_type != JSON:
+            body = f"<{number}:{padding}>".encode()
+            return bytes_batch(body), (body,)
+        count = dice.randint(1, 6)
+        messages = tuple(
+            f'{{"n":{number},"i":{i},"of":{count},"pad":"{padding[:500]}"}}'.encode()
+            for i in range(count)
+        )
+        batch = json_batch(b"[" + b",".join(messages) + b"]")
+        assert isinstance(batch, Batch)
+        return batch, messages
+
+    def _append(self, model: Model, number: int, path: str) -> tuple[Request, tuple[bytes, ...]]:
+        dice = self._dice
+        kept = model.streams.get(path)
+        content_type = kept.content_type if kept is not None else BYTES
+        closes = dice.random() < 0.03
+        batch: Batch | None = None
+        messages: tuple[bytes, ...] = ()
+        if not closes or dice.random() < 0.5:
+            batch, messages = self._body(number, content_type)
+        producer = seq = None
+        if dice.random() < 0.85:
+            name = f"producer-{dice.randrange(PRODUCERS)}"
+            known = kept.producer(name) if kept is not None else None
+            producer = self._claim(name, known)
+        elif dice.random() < 0.7:
+            seq = f"{number - dice.choice((0, 0, 0, 30)):08d}"
+        request = Append(
+            path,
+            batch,
+            content_type if batch is not None else None,
+            closes=closes,
+            producer=producer,
+            seq=seq,
+            digest=digest(content_type, closes, b"" if batch is None else batch.data),
+        )
+        return request, messages
+
+    def _claim(self, name: str, known: tuple[int, int] | None) -> ProducerTuple:
+        roll = self._dice.random()
+        if known is None:
+            return ProducerTuple(name, self._dice.randrange(3), 0 if roll < 0.95 else 1)
+        epoch, seq = known
+        if roll < 0.80:
+            return ProducerTuple(name, epoch, seq + 1)
+        if roll < 0.88:
+            return ProducerTuple(name, epoch, self._dice.randint(0, seq))
+        if roll < 0.92:
+            return ProducerTuple(name, epoch, seq + 2)
+        if roll < 0.96 and epoch > 0:
+            return ProducerTuple(name, epoch - 1, seq + 1)
+        return ProducerTuple(name, epoch + 1, 0)
+
+    def _create(self, model: Model, number: int, path: str) -> tuple[Request, tuple[bytes, ...]]:
+        dice = self._dice
+        fork_from = None
+        lifetime = Lifetime()
+        content_type = JSON if path.startswith("json") else BYTES
+        if path in FORKS:
+            source = dice.choice(PLAIN + FORKS)
+            origin = model.streams.get(source)
+            fork_from = ForkFrom(source)
+            content_type = origin.content_type if origin is not None else BYTES
+        elif path in SHORT:
+            lifetime = Lifetime(ttl_s=SHORT_TTL_S)
+        elif path in LONG:
+            lifetime = Lifetime(ttl_s=LONG_TTL_S)
+        batch: Batch | None = None
+        messages: tuple[bytes, ...] = ()
+        if dice.random() < 0.4:
+            batch, messages = self._body(number, content_type)
+        closed = dice.random() < 0.05
+        return Create(path, content_type, lifetime, closed, batch, fork_from), messages
+
+
+def submit(store: SqliteStore, request: Request, done: Callable[[Any], None]) -> None:
+    """Hand a request to the store, whatever its kind."""
+    if isinstance(request, Append):
+        store.append(request, done)
+    elif isinstance(request, Create):
+        store.create(request, done)
+    else:
+        store.delete(request.path, done)
+
+
+class Driver:
+    """One store under one seed."""
+
+    def __init__(self, seed: int, history: History, store: SqliteStore, clock: SimClock) -> None:
+        self._dice = random.Random(seed)
+        self._chooser = Chooser(self._dice)
+        self._history = history
+        self._store = store
+        self._clock = clock
+
+    def submit_some(self, count_max: int) -> None:
+        """Several requests in one turn of the loop: they share a group."""
+        for _ in range(self._dice.randint(1, count_max)):
+            self._submit()
+
+    def _submit(self) -> None:
+        history = self._history
+        self._clock.advance(1)
+        number, now_ms = len(history.steps), self._clock.now_ms()
+        model = history.models[-1].copy()
+        request, messages = self._chooser.next(model, number)
+        expected = model.apply(request, messages, now_ms)
+        history.steps.append(Step(number, request, messages, now_ms, expected))
+        history.models.append(model)
+
+        def done(outcome: object) -> None:
+            history.outcomes[number] = outcome
+            history.log.mark(Answered(number))
+
+        history.log.mark(Asked(number))
+        submit(self._store, request, done)
+        history.log.mark(Decided(number))
+
+    async def round(self, gate: SyncGate) -> None:
+        """A commit that others join behind while it waits for the disk, then both."""
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+
+        def arrive() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        gate.on_arrival = lambda: loop.call_soon_threadsafe(arrive)
+        gate.close()
+        self.submit_some(12)
+        # Without syncs (synchronous=OFF) nobody comes to the gate and the commit just ends.
+        ended = asyncio.ensure_future(self._store.commits.settled())
+        await asyncio.wait((arrived, ended), return_when=asyncio.FIRST_COMPLETED)
+        if arrived.done():
+            self.submit_some(12)
+            if self._dice.random() < 0.2:
+                await self._store.readers.run(partial(_checkpoint, mode="PASSIVE"))
+        gate.open()
+        await ended
+        await self._store.commits.settled()
+        if self._dice.random() < 0.1:
+            await self._store.shrink_log()
+        if self._dice.random() < 0.1:
+            self._clock.advance(10 * SHORT_TTL_S * 1000)
+
+
+def _checkpoint(connection: apsw.Connection, mode: str) -> None:
+    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+
+async def drive(folder: Path, *, seed: int, rounds: int, synchronous: str = "FULL") -> History:
+    """Run a store from its first file operation to its last, and keep everything about it."""
+    history = History()
+    clock = SimClock(seed=seed)
+    gate = SyncGate()
+    with fault_vfs(log=history.log) as vfs:
+        vfs.rules.append(gate)
+        store = SqliteStore(
+            SqliteSettings(
+                folder=folder,
+                vfs=vfs.name,
+                synchronous=synchronous,
+                # Small, so that state is forgotten and loaded again all the time.
+                streams_cached_max=6,
+                producers_cached_max=4,
+            ),
+            clock,
+        )
+        driver = Driver(seed, history, store, clock)
+        for _ in range(rounds):
+            await driver.round(gate)
+        history.groups_count = store.commits.groups_count
+        await store.close()
+    for step in history.steps:
+        assert type(history.outcomes[step.number]).__name__ == step.expected, step
+    return history
