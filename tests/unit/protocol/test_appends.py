@@ -74,14 +74,21 @@ def decide(
     return decide_append(at or stream(), known, request, position=77, now_ms=NOW_MS)
 
 
+def accepted(outcome: AppendOutcome) -> tuple[Offset, Offset, bool, Producer | None]:
+    assert isinstance(outcome, Appended), outcome
+    return outcome.start, outcome.tail, outcome.closed, outcome.producer
+
+
 def test_a_plain_append_starts_at_the_tail_and_moves_it() -> None:
     outcome = decide(append(b"abc"), stream(tail=Offset(2, 10)))
 
-    assert outcome == Appended(Offset(2, 10), Offset(3, 13), False, None)
+    assert accepted(outcome) == (Offset(2, 10), Offset(3, 13), False, None)
 
 
 def test_an_append_may_close_in_the_same_step() -> None:
-    assert decide(append(b"abc", closes=True)) == Appended(START, Offset(1, 3), True, None)
+    outcome = decide(append(b"abc", closes=True))
+
+    assert accepted(outcome) == (START, Offset(1, 3), True, None)
 
 
 def test_a_close_without_a_body_moves_nothing() -> None:
@@ -89,7 +96,7 @@ def test_a_close_without_a_body_moves_nothing() -> None:
 
     outcome = decide(append(b"", closes=True, media_type=None), at)
 
-    assert outcome == Appended(Offset(2, 10), Offset(2, 10), True, None)
+    assert accepted(outcome) == (Offset(2, 10), Offset(2, 10), True, None)
 
 
 def test_a_close_without_a_body_may_name_any_content_type() -> None:
