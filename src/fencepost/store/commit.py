@@ -49,6 +49,10 @@ class DiskFullError(Exception):
     """The disk has no room for this transaction; it was rolled back."""
 
 
+class BrokenError(Exception):
+    """The disk failed earlier: nothing is written until somebody has looked at it."""
+
+
 _SealedT = TypeVar("_SealedT", bound=Group, contravariant=True)
 
 
@@ -108,6 +112,7 @@ class GroupCommit(Generic[GroupT]):
         self._scheduled = False
         self._under_way = False
         self._closed = False
+        self._broken = False
         self._idle: asyncio.Future[None] | None = None
         self._done: asyncio.Future[None] | None = None
         self._answers: list[tuple[Done, object]] = []
@@ -124,7 +129,7 @@ class GroupCommit(Generic[GroupT]):
         If it turns out to be void instead, `done` gets the failure.
         """
         if not (self._under_way or self._scheduled) and self.group.is_empty():
-            done(outcome)
+            done(Failed(full=False) if self._broken else outcome)
             return
         self._answers.append((done, outcome))
         self.flush()
@@ -154,12 +159,27 @@ class GroupCommit(Generic[GroupT]):
         """Run `work` in the writer thread while no transaction is open; groups wait meanwhile."""
         while self._under_way:
             await self.settled_group()
+        if self._broken:
+            raise BrokenError
         self._under_way = True
-        try:
-            await self._loop.run_in_executor(self._thread, work)
-        finally:
-            self._under_way = False
-            self._next()
+        working = self._loop.run_in_executor(self._thread, work)
+        # Groups wait for the work itself: whoever asked for it may be cancelled, the thread not.
+        working.add_done_callback(self._worked)
+        await asyncio.shield(working)
+
+    def _worked(self, working: asyncio.Future[None]) -> None:
+        self._under_way = False
+        error = working.exception()
+        if error is not None:
+            self.suspect(error)
+        self._next()
+
+    def suspect(self, error: BaseException) -> None:
+        """Something beside the groups went wrong: stop writing if it was the disk's doing."""
+        # After a sync that failed, another one that succeeds proves nothing.
+        if self._is_disk_error(error) and not self._broken:
+            self._break(error)
+            _tell(self._emptied(), Failed(full=False))
 
     async def settled_group(self) -> None:
         """Wait until the group that is under way now is done."""
@@ -171,6 +191,8 @@ class GroupCommit(Generic[GroupT]):
         self._scheduled = False
         if self._under_way or self._closed:
             return
+        if self._broken:
+            _tell(self._emptied(), Failed(full=False))
         group, answers = self.group, self._answers
         if group.is_empty() and not answers:
             self._rest()
@@ -255,18 +277,27 @@ class GroupCommit(Generic[GroupT]):
             failure = Unknown()
         else:
             failure = Failed(full=isinstance(error, DiskFullError))
-        # What was decided since stands on what has just been lost, so it goes the same way. Its own
-        # transaction never began: for those requests the outcome is certain.
-        void, self._answers = self._answers, []
         cause = error.cause if isinstance(error, _CommitError) else error
         if self._is_disk_error(cause):
-            self._owner.broken(cause)
+            self._break(cause)
         else:
             self._owner.reset()
-        # Not before: the owner has just forgotten every group that it knew.
-        self.group = self._owner.new_group()
+        # What was decided since stands on what has just been lost, so it goes the same way. Its own
+        # transaction never began: for those requests the outcome is certain.
+        void = self._emptied()
         _tell(answers, failure)
         _tell(void, Failed(full=isinstance(error, DiskFullError)))
+
+    def _break(self, cause: BaseException) -> None:
+        """The disk failed: from here on nothing reaches it any more."""
+        self._broken = True
+        self._owner.broken(cause)
+
+    def _emptied(self) -> list[tuple[Done, object]]:
+        """Drop the open group, after the owner was reset; who is to be told of it."""
+        void, self._answers = self._answers, []
+        self.group = self._owner.new_group()
+        return void
 
     def _rest(self) -> None:
         if self._idle is not None:

@@ -9,6 +9,7 @@ somebody's commit.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ import apsw
 
 from fencepost.store.commit import DiskFullError
 from fencepost.store.sql import load_migrations, load_queries
+
+log = logging.getLogger(__name__)
 
 FILE = "fencepost.db"
 BUSY_MS_MAX = 10_000
@@ -99,6 +102,31 @@ def migrate(connection: apsw.Connection) -> None:
             with connection:
                 connection.execute(script)
                 connection.pragma("user_version", number)
+
+
+def fold(connection: apsw.Connection) -> None:
+    """Put everything that the write-ahead log holds into the database, both synced.
+
+    A killed server may leave commits that it never synced, and the next one cannot tell them from
+    those that it did. Before anybody hears of them they must be on disk.
+    """
+    try:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except apsw.FullError:
+        # The log was synced before the first page was copied, so nothing depends on the copying.
+        log.warning("no room to fold the write-ahead log in: it stays until there is")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the data folder so that it is still there after a power loss."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made:
+        parent = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
 
 
 def fetch(connection: apsw.Connection, query: str, values: tuple[object, ...] = ()) -> list[Row]:

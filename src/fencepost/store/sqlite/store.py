@@ -29,7 +29,7 @@ from fencepost.protocol.creates import (
 )
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Segment, Stream
-from fencepost.store.commit import GroupCommit
+from fencepost.store.commit import DiskFullError, GroupCommit
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
@@ -51,7 +51,9 @@ from fencepost.store.sqlite.database import (
     Row,
     Writer,
     connect,
+    fold,
     is_disk_error,
+    make_folder,
     migrate,
 )
 from fencepost.store.sqlite.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
@@ -88,11 +90,10 @@ class SqliteStore:
     def __init__(self, settings: SqliteSettings, clock: Clock) -> None:
         self.settings = settings
         self._clock = clock
-        settings.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(settings.folder)
         self._lock = FolderLock(settings.folder)
         self.file = settings.folder / FILE
-        self._writer = _LedgerWriter(self._connect())
-        migrate(self._writer.connection)
+        self._writer = _LedgerWriter(self._open())
         self._lookups = self._connect(readonly=True)
         self.readers = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.reader_threads
@@ -111,6 +112,19 @@ class SqliteStore:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolved with the error when the disk fails: whoever runs the store must stop."""
 
+    def _open(self) -> apsw.Connection:
+        """The writer's connection, the file's schema brought up to date and its log folded in."""
+        try:
+            connection = self._connect()
+            migrate(connection)
+            fold(connection)
+        except Exception as error:
+            self._lock.release()
+            if is_disk_error(error):
+                raise StoreBrokenError(f"{self.file} cannot be used: {error}") from error
+            raise
+        return connection
+
     def _connect(self, *, readonly: bool = False) -> apsw.Connection:
         return connect(
             self.file,
@@ -125,8 +139,11 @@ class SqliteStore:
         self.readers.close()
         self._lookups.close()
         if not self.failure.done():
-            self._writer.connection.pragma("wal_checkpoint(TRUNCATE)")
+            fold(self._writer.connection)
             self.failure.cancel()
+        else:
+            # What the log holds is for the next start to find out; SQLite would fold it in here.
+            self._writer.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._writer.connection.close()
         self._lock.release()
 
@@ -148,6 +165,9 @@ class SqliteStore:
         request: Append,
         done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
+        if self.failure.done():
+            done(Failed(full=False))
+            return
         now_ms = self.tick()
         entry = self._alive(request.path, now_ms)
         if entry is None or entry.stream.soft_deleted:
@@ -168,6 +188,9 @@ class SqliteStore:
         self._answer(done, outcome)
 
     def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
+        if self.failure.done():
+            done(Failed(full=False))
+            return
         now_ms = self.tick()
         entry = self._alive(request.path, now_ms)
         point: ForkPoint | None = None
@@ -206,6 +229,9 @@ class SqliteStore:
     def delete(
         self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
     ) -> None:
+        if self.failure.done():
+            done(Failed(full=False))
+            return
         entry = self._alive(path, self.tick())
         if entry is None or entry.stream.soft_deleted:
             self._answer(done, Missing() if entry is None else SoftDeleted())
@@ -256,11 +282,13 @@ class SqliteStore:
         at = asked.offset if asked.offset is not None else source.tail
         if at.bytes > source.tail.bytes:
             return BadForkPoint("the offset is beyond the end of the source")
+        # Whoever asks knows the committed tail, while appends behind it may be on their way to disk.
+        known = source.first if entry.view is None else entry.view.tail
+        if asked.sub_offset == 0 and at in (source.tail, source.first, known):
+            return ForkPoint(source, at)
         return self._place_in(source, at, asked.sub_offset)
 
     def _place_in(self, source: Stream, at: Offset, sub_offset: int) -> ForkPoint | BadForkPoint:
-        if sub_offset == 0 and at in (source.tail, source.first):
-            return ForkPoint(source, at)
         if at.bytes < source.first.bytes:
             return BadForkPoint("the offset is before the first one that is still kept")
         # The rows that decide are few and committed, or in a group that is not: those are not
@@ -281,9 +309,6 @@ class SqliteStore:
         return ForkPoint(source, place)
 
     def _answer(self, done: Callable[[Any], None], outcome: object) -> None:
-        if self.failure.done():
-            done(Failed(full=False))
-            return
         self.commits.after(done, outcome)
 
     # Reading
@@ -349,6 +374,10 @@ class SqliteStore:
 
     # Upkeep
 
+    def suspect(self, error: BaseException) -> None:
+        """Upkeep met an error: stop if it was the disk's doing."""
+        self.commits.suspect(error)
+
     async def purge_rows(self, stream_id: int, rows_max: int) -> int:
         """Drop some rows of a deleted stream, between commits; how many there were."""
         purged = 0
@@ -379,7 +408,7 @@ class SqliteStore:
         """Fold the whole write-ahead log into the database and cut it off."""
 
         def work() -> None:
-            self._writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            fold(self._writer.connection)
 
         await self.commits.exclusively(work)
 
@@ -420,6 +449,13 @@ class _LedgerWriter(Writer):
     """Writes a sealed group: a handful of statements, whatever the number of requests."""
 
     def write(self, sealed: LedgerGroup) -> None:
+        try:
+            self._write(sealed)
+        except apsw.FullError as error:
+            # A large group goes to the log before its commit, as far as it fits.
+            raise DiskFullError(str(error)) from error
+
+    def _write(self, sealed: LedgerGroup) -> None:
         connection = self.connection
         # Updates first: a deleted stream gives its path up before a new one takes it.
         if sealed.updates:

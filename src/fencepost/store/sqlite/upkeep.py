@@ -41,8 +41,9 @@ class Upkeep:
             for job in (self.expire, self.purge, self.checkpoint):
                 try:
                     await job()
-                except Exception:
+                except Exception as error:
                     log.exception("upkeep failed and will be tried again")
+                    self._store.suspect(error)
 
     async def expire(self) -> int:
         """End the streams whose time is over."""
