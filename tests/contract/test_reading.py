@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fencepost.protocol.creates import Create
 from fencepost.protocol.offsets import START, Offset
-from fencepost.store.contract import BadOffset, Chunk, Missing
+from fencepost.store.contract import BadOffset, Chunk, Missing, StreamInfo
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import ENGINES, Subject, answered
 
@@ -163,7 +163,11 @@ def histories(draw: st.DrawFn) -> tuple[bool, list[Any]]:
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-@given(history=histories(), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4))
+@given(
+    history=histories(),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    made_up=st.lists(st.builds(Offset, st.integers(0, 12), st.integers(0, 60)), max_size=8),
+)
 @settings(
     max_examples=60,
     deadline=None,
@@ -174,15 +178,17 @@ def test_following_next_from_the_start_gives_the_whole_whatever_the_chunks(
     engine: str,
     history: tuple[bool, list[Any]],
     sizes: list[int],
+    made_up: list[Offset],
 ) -> None:
     """Forks of forks included: the chunks join to the content, every offset on the way is one to
-    resume from, and no chunk is larger than asked unless it is a single JSON message."""
+    resume from, no chunk is larger than asked unless it is a single JSON message, and an offset
+    that no reader can have come by is refused."""
 
     async def check() -> None:
         clock = SimClock()
         subject = Subject(ENGINES[engine](tmp_path_factory.mktemp("data"), clock), clock)
         try:
-            await _build_and_check(subject, history, sizes)
+            await _build_and_check(subject, history, (sizes, made_up))
         finally:
             await subject.close()
 
@@ -190,7 +196,7 @@ def test_following_next_from_the_start_gives_the_whole_whatever_the_chunks(
 
 
 async def _build_and_check(
-    subject: Subject, history: tuple[bool, list[Any]], sizes: list[int]
+    subject: Subject, history: tuple[bool, list[Any]], probes: tuple[list[int], list[Offset]]
 ) -> None:
     is_json, (first, *forks) = history
     content_type = JSON if is_json else "application/octet-stream"
@@ -198,7 +204,7 @@ async def _build_and_check(
     rows = await _append_all(subject, "0", content_type, first)
     expected = [row for row, _ in rows]
     places = [START, *(place for _, place in rows)]
-    await _check(subject, "0", is_json, expected, sizes)
+    await _check(subject, "0", is_json, expected, probes)
     for number, (where, inside, more) in enumerate(forks, 1):
         at = where % len(places)
         kept = expected[:at]
@@ -211,7 +217,7 @@ async def _build_and_check(
         rows = await _append_all(subject, str(number), content_type, more)
         expected = kept + [row for row, _ in rows]
         places = places[: at + 1] + ([tail] if sub else []) + [place for _, place in rows]
-        await _check(subject, str(number), is_json, expected, sizes)
+        await _check(subject, str(number), is_json, expected, probes)
 
 
 async def _append_all(
@@ -226,23 +232,40 @@ async def _append_all(
 
 
 async def _check(
-    subject: Subject, path: str, is_json: bool, expected: list[Any], sizes: list[int]
+    subject: Subject,
+    path: str,
+    is_json: bool,
+    expected: list[Any],
+    probes: tuple[list[int], list[Offset]],
 ) -> None:
+    sizes, made_up = probes
     info = await subject.info(path)
     flat = [message for batch in expected for message in batch] if is_json else b"".join(expected)
+    assert len(flat) == (info.tail.messages if is_json else info.tail.bytes)
+    # The smallest steps visit every place that there is.
+    places = await _walk(subject, info, flat, bytes_max=1)
     for bytes_max in sizes:
-        whole: Any = [] if is_json else b""
-        at = START
-        while at != info.tail:
-            chunk = await subject.store.read(info, at, bytes_max=bytes_max)
-            assert isinstance(chunk, Chunk), (path, at, chunk)
-            assert (chunk.start, chunk.info) == (at, info)
-            assert at.bytes < chunk.next.bytes <= info.tail.bytes
-            assert at.messages <= chunk.next.messages <= info.tail.messages
-            piece: Any = json.loads(b"[%b]" % chunk.data) if is_json else chunk.data
-            whole += piece
-            size = chunk.next.bytes - at.bytes
-            assert size <= bytes_max or (is_json and len(piece) == 1)
-            at = chunk.next
-        assert whole == flat
-        assert len(flat) == (info.tail.messages if is_json else info.tail.bytes)
+        assert await _walk(subject, info, flat, bytes_max=bytes_max) <= places
+    for offset in made_up:
+        outcome = await subject.store.read(info, offset, bytes_max=100)
+        assert isinstance(outcome, Chunk if offset in places else BadOffset), (offset, outcome)
+
+
+async def _walk(subject: Subject, info: StreamInfo, flat: Any, *, bytes_max: int) -> set[Offset]:
+    """Read the whole stream in steps of `bytes_max`; the places visited on the way."""
+    whole: Any = [] if info.is_json else b""
+    at, places = START, {START}
+    while at != info.tail:
+        chunk = await subject.store.read(info, at, bytes_max=bytes_max)
+        assert isinstance(chunk, Chunk), (info.path, at, chunk)
+        assert (chunk.start, chunk.info) == (at, info)
+        assert at.bytes < chunk.next.bytes <= info.tail.bytes
+        assert at.messages <= chunk.next.messages <= info.tail.messages
+        piece: Any = json.loads(b"[%b]" % chunk.data) if info.is_json else chunk.data
+        whole += piece
+        size = chunk.next.bytes - at.bytes
+        assert size <= bytes_max or (info.is_json and len(piece) == 1)
+        at = chunk.next
+        places.add(at)
+    assert whole == flat
+    return places
