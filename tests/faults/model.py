@@ -1,9 +1,9 @@
 """What the store ought to hold, in the plainest Python: the measure for every crash.
 
-The store decides requests one after the other, so after a crash it must hold exactly what some number
-of the first requests make, none of them by half. `Model` is applied to the same requests and copied
-after each; a recovered store is compared with the copies. It shares no rule with the product: the
-rules here are written down a second time, on purpose.
+The store decides requests one after the other, so after a crash it must hold exactly what some
+number of the first requests make, none of them by half. `Model` is applied to the same requests
+and copied after each; a recovered store is compared with the copies. It shares no rule with the
+product: the rules here are written down a second time, on purpose.
 """
 
 from dataclasses import dataclass, replace

@@ -7,6 +7,7 @@ in order, must end where the uninterrupted run ended, with nothing stored twice.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fencepost.protocol.appends import Append, Duplicate, ProducerTuple, SeqRegr
 from fencepost.protocol.batches import bytes_batch
 from fencepost.protocol.offsets import START
 from fencepost.store.contract import Chunk, SoftDeleted, StreamInfo
-from fencepost.store.sqlite.database import FILE
+from fencepost.store.sqlite.database import FILE, Row
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import SimClock
@@ -101,9 +102,7 @@ def _prefix(
                 return count
             raise LostError(f"{answered_count} requests were answered, the disk has {count}")
     differing = [
-        path
-        for path in PATHS
-        if seen[path] != _views(history.models[answered_count], now_ms)[path]
+        path for path in PATHS if seen[path] != _views(history.models[answered_count], now_ms)[path]
     ]
     raise LostError(
         f"no number of requests from {answered_count} to {asked_count} makes what is on the disk;"
@@ -124,7 +123,7 @@ async def _check_writers(store: SqliteStore, model: Model, now_ms: int) -> None:
             await _check_producer(store, path, kept, ProducerTuple(name, epoch, seq))
         if kept.seq is not None and not kept.closed:
             probe = Append(path, bytes_batch(b"0"), kept.content_type, seq=kept.seq)
-            outcome = await ask(lambda done, probe=probe: store.append(probe, done))
+            outcome = await ask(partial(store.append, probe))
             assert outcome == SeqRegression(kept.seq), (path, outcome)
 
 
@@ -153,7 +152,9 @@ def check_rows(folder: Path) -> None:
 
 
 def _check_positions(connection: apsw.Connection) -> None:
-    rows = list(connection.execute("SELECT position, count, at_ms FROM log ORDER BY position"))
+    rows: list[Row] = connection.execute(
+        "SELECT position, count, at_ms FROM log ORDER BY position"
+    ).fetchall()
     for (position, count, at_ms), (following, _, later_ms) in pairwise(rows):
         assert position + count == following, "positions have a gap"
         assert at_ms <= later_ms, "times run backwards along positions"
@@ -163,17 +164,19 @@ def _check_positions(connection: apsw.Connection) -> None:
 
 
 def _check_versions(connection: apsw.Connection) -> None:
-    streams = connection.execute("SELECT id, tail_messages, tail_bytes FROM streams").fetchall()
+    streams: list[Row] = connection.execute(
+        "SELECT id, tail_messages, tail_bytes FROM streams"
+    ).fetchall()
     for stream, tail_messages, tail_bytes in streams:
-        rows = connection.execute(
+        rows: list[Row] = connection.execute(
             "SELECT version, start_bytes, count, size FROM log"
             " WHERE stream = ? AND kind = 0 ORDER BY start_bytes",
             (stream,),
         ).fetchall()
         for before, after in pairwise(rows):
-            assert (before[0] + before[2], before[1] + before[3]) == after[:2], "versions have a gap"
+            assert (before[0] + before[2], before[1] + before[3]) == after[:2], (
+                "versions have a gap"
+            )
         if rows:
             version, start, count, size = rows[-1]
             assert (version + count, start + size) == (tail_messages, tail_bytes)
-
-

@@ -1,4 +1,4 @@
-"""A disk that fails: what is certain is said, what is not is called unknown, and nothing is guessed.
+"""A disk that fails: what is certain is said, what is not is called unknown, nothing is guessed.
 
 The errors come out of a VFS, so SQLite meets them where a real disk would produce them: in the sync
 of a commit, in its writes, in the statements before it, in a checkpoint.
@@ -162,7 +162,7 @@ async def test_a_commit_that_fails_without_the_disk_is_followed_by_one_that_work
 async def test_a_checkpoint_that_the_disk_fails_ends_the_store_too(
     suffix: str, tmp_path: Path
 ) -> None:
-    """After a failed sync nobody knows which pages the disk has: go on, and a power loss may lose."""
+    """After a failed sync nobody knows which pages the disk has."""
     with fault_vfs() as vfs:
         async with opened(tmp_path, vfs) as store:
             await create(store, "s")

@@ -1,8 +1,8 @@
 """Random requests, and a store driven through them so that one seed always gives one history.
 
 The time at which a commit ends is the one thing that chance decides in a running store. Here a gate
-holds every commit at its sync until the driver has decided what else arrives meanwhile, so the groups,
-the order of writes and the order of answers follow from the seed alone.
+holds every commit at its sync until the driver has decided what else arrives meanwhile, so the
+groups, the order of writes and the order of answers follow from the seed alone.
 """
 
 import asyncio

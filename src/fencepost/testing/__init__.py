@@ -1,6 +1,6 @@
-"""For the tests of whoever builds on Fencepost: a clock to move, disks that fail, a server to talk to.
+"""For your tests: a clock to move, disks that fail, a server to talk to.
 
-These are the tools that Fencepost's own fault tests are made of (docs/internals/testing.md).
+Fencepost's own fault tests are made of these tools (docs/internals/testing.md).
 """
 
 from fencepost.testing.clock import SimClock

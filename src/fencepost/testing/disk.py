@@ -1,10 +1,10 @@
 """What a disk may hold after the power went: a log of file operations, and images made from it.
 
 A write that returned is in the page cache, not on the disk. Killing a process keeps the page cache;
-losing power does not: of everything written to a file since its last sync, any part may be there and
-any part may not, down to single sectors of a write. `DiskLog` records the operations in order, with
-the test's own marks between them; `Disk` is advanced along such a log and cuts an `Image` at any
-point, under one of several assumptions about what became of the unsynced rest.
+losing power does not: of everything written to a file since its last sync, any part may be there
+and any part may not, down to single sectors of a write. `DiskLog` records the operations in order,
+with the test's own marks between them; `Disk` is advanced along such a log and cuts an `Image` at
+any point, under one of several assumptions about what became of the unsynced rest.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Disk:
                 file.settle(gone[-1] + 1)
 
     def cut(self, survives: Callable[[Sequence[Change]], Sequence[Change]]) -> Image:
-        """The files after a crash here, `survives` choosing what the disk has of unsynced changes."""
+        """The files after a crash here; `survives` chooses among the unsynced changes."""
         image: Image = {}
         for name, file in sorted(self._files.items()):
             changes = [change for _, change in file.pending]

@@ -1,4 +1,4 @@
-"""A SQLite VFS that can be watched and made to fail: power loss, full disks, broken disks, slow ones.
+"""A SQLite VFS to watch and to make fail: power loss, full disks, broken disks, slow ones.
 
 `FaultVfs` passes everything on to the real file system. On the way it records each change into a
 `DiskLog` and asks its rules before each operation. A rule may raise one of apsw's errors, which
@@ -9,7 +9,7 @@ write-ahead log is memory, not data, and never comes through here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -64,9 +64,7 @@ class FaultVfs(apsw.VFS):
             rule(kind, file, size, end)
 
 
-_LOGS = (
-    apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
-)
+_LOGS = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
 
 
 class _FaultFile(apsw.VFSFile):
@@ -84,7 +82,7 @@ class _FaultFile(apsw.VFSFile):
         self._vfs.ask("read", self._name, amount, 0)
         return super().xRead(amount, offset)
 
-    def xWrite(self, data: bytes, offset: int) -> None:  # type: ignore[override]  # noqa: N802
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
         self._vfs.ask("write", self._name, len(data), offset + len(data))
         # Recorded before it happens: from here on the disk may have any part of it.
         self._vfs.log.record(Write(self._name, offset, bytes(data)))
@@ -136,7 +134,7 @@ class FailingDisk:
 
 
 class FullDisk:
-    """A disk of limited size: a write that makes the files longer than that together does not fit."""
+    """A disk of limited size: a write that makes all files together longer does not fit."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -172,7 +170,7 @@ class SyncGate:
         self._open.set()
         self._arrived = threading.Semaphore(0)
         self.waiting_count = 0
-        self.on_arrival = lambda: None
+        self.on_arrival: Callable[[], object] = lambda: None
         """Called in the waiting thread when it reaches the closed gate."""
 
     def close(self) -> None:
