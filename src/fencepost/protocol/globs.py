@@ -1,7 +1,7 @@
-"""Globs over stream paths: `*` stands for one segment, `**` for any number of segments, none included.
+"""Globs over stream paths: `*` stands for one segment, `**` for any number of them, also none.
 
 A `*` beside other characters stands for any run of them within its segment. Matching takes time in
-proportion to pattern times path, whatever the pattern: it looks for the pieces between the wildcards
+proportion to pattern times path, whatever the pattern: it looks for the pieces between wildcards
 from left to right and never goes back, which is right because the earliest place that a piece fits
 leaves the most room for the rest.
 """

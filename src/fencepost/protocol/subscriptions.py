@@ -1,9 +1,9 @@
 """Subscriptions: durable cursors that wake a worker, as records and the rules that move them.
 
-A subscription watches streams through links, each with the offset up to which its worker is done. As
-long as some link is behind its stream there is pending work, and pending work means a wake: a number
-(`generation`) and a name (`wake_id`) that everything the worker then says must carry. Of a wake there
-is at most one, so a worker that was given up on and comes back is told so, never obeyed.
+A subscription watches streams through links, each with the offset up to which its worker is done.
+As long as some link is behind its stream there is pending work, and pending work means a wake: a
+number (`generation`) and a name (`wake_id`) that everything the worker then says must carry. There
+is at most one wake, so a worker that was given up on and comes back is told so, never obeyed.
 
 The life of a wake, with what is set in each phase:
 
@@ -110,7 +110,7 @@ class Wake(NamedTuple):
         return "failed" if self.attempts and self.next_attempt_ms is not None else "active"
 
     def ended(self) -> Wake:
-        """Nobody works on it any more; only the generation is remembered, so that it never repeats."""
+        """No wake any more; only the generation stays, so that it never repeats."""
         return Wake(self.generation)
 
     def expired(self, now_ms: int) -> bool:
@@ -127,6 +127,10 @@ class Wake(NamedTuple):
         if self.wake_id is None:
             return None
         return self.lease_until_ms if self.next_attempt_ms is None else self.next_attempt_ms
+
+
+IDLE = Wake()
+"""A subscription that was never woken."""
 
 
 class Link:
@@ -184,7 +188,7 @@ class Subscription:
         *,
         base_url: str,
         created_ms: int,
-        wake: Wake = Wake(),
+        wake: Wake = IDLE,
     ) -> None:
         self.id = subscription_id
         self.name = name
@@ -197,7 +201,7 @@ class Subscription:
         self.pending: dict[str, None] = {}  # paths behind their stream, the longest waiting first
 
     def matches(self, path: str) -> bool:
-        """Whether the pattern takes `path` in. A subscription never wakes itself by its own wakes."""
+        """Whether the pattern takes `path` in. A subscription is never woken by its own wakes."""
         return self.glob is not None and path != self.config.wake_stream and self.glob.matches(path)
 
     def note(self, link: Link) -> None:
@@ -274,6 +278,11 @@ def decide_announced(wake: Wake) -> Wake:
     return wake._replace(attempts=0, next_attempt_ms=None)
 
 
+def decide_again(wake: Wake, *, now_ms: int) -> Wake:
+    """There is a reason to try at once what is scheduled for later, or was done in vain."""
+    return wake._replace(next_attempt_ms=now_ms)
+
+
 def decide_delivered(wake: Wake, *, started_ms: int, lease_ttl_ms: int) -> Wake:
     """The webhook took the wake and will call back; its lease runs since the attempt began.
 
@@ -294,7 +303,7 @@ def decide_failed(wake: Wake, *, now_ms: int, random: float) -> Wake:
 
 
 def backoff_ms(attempts: int, random: float) -> int:
-    """How long to wait after so many failures in a row: 1 s, doubling, to 60 s, give or take 20%."""
+    """How long to wait after so many failures in a row: 1 s, doubling to 60 s, jittered by 20%."""
     assert attempts > 0
     base_ms = min(BACKOFF_MS_MIN * 2 ** min(attempts - 1, 16), BACKOFF_MS_MAX)
     jittered_ms = base_ms * (1 + BACKOFF_JITTER * (2 * random - 1))
@@ -340,9 +349,9 @@ def decide_acks(
 ) -> dict[str, Offset] | BadAck:
     """How far each cursor moves, or why none does.
 
-    A stream that is no longer linked, or that was deleted and made again since the wake, has nothing
-    to move and is passed over: the worker could not know. A place past the tail is refused, because
-    it would hide messages that nobody has seen.
+    A stream that is no longer linked, or that was deleted and made again since the wake, has
+    nothing to move and is passed over: the worker could not know. A place past the tail is refused,
+    because it would hide messages that nobody has seen.
     """
     incarnations = {seen.path: seen.stream_id for seen in snapshot}
     moved: dict[str, Offset] = {}

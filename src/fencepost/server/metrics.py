@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 
 from fencepost.server.front import HttpCounters
+from fencepost.server.subscriptions.engine import Engine
 from fencepost.server.tails import Tails
 from fencepost.store.sqlite.store import SqliteStore
 
@@ -54,6 +55,7 @@ class Metrics:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._tails: Tails | None = None
+        self._engine: Engine | None = None
         self._http: HttpCounters | None = None
         self._fsync = Histogram(SECONDS)
         self._answers = Histogram(ANSWERS)
@@ -63,6 +65,9 @@ class Metrics:
 
     def watch(self, tails: Tails) -> None:
         self._tails = tails
+
+    def watch_subscriptions(self, engine: Engine) -> None:
+        self._engine = engine
 
     def count(self, counters: HttpCounters) -> None:
         self._http = counters
@@ -96,6 +101,8 @@ class Metrics:
             yield _gauge(
                 "fencepost_waiters", "Long-polls and SSE readers", self._tails.readers_count
             )
+        if self._engine is not None:
+            yield from _subscription_families(self._engine)
         if self._http is not None:
             yield from _http_families(self._http)
 
@@ -106,6 +113,18 @@ def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _subscription_families(engine: Engine) -> Iterator[Metric]:
+    yield _gauge("fencepost_subscriptions", "Subscriptions", len(engine.registry))
+    counts = engine.counts
+    yield _counter("fencepost_subscription_wakes", "Wakes issued", counts.wakes)
+    yield _counter("fencepost_webhook_deliveries", "Webhooks that took a wake", counts.delivered)
+    yield _counter("fencepost_webhook_failures", "Webhook attempts that failed", counts.undelivered)
+    yield _counter("fencepost_subscription_claims", "Leases given to workers", counts.claims)
+    yield _counter("fencepost_subscription_acks", "Callbacks and acks applied", counts.acks)
+    yield _counter("fencepost_subscription_fenced", "Workers told they are late", counts.fenced)
+    yield _counter("fencepost_subscription_expired", "Leases that ran out", counts.expired)
 
 
 def _http_families(http: HttpCounters) -> Iterator[Metric]:

@@ -18,8 +18,11 @@ from fencepost.server.listening import serve
 from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
+from fencepost.server.subscriptions.guard import is_loopback
+from fencepost.server.subscriptions.opening import open_subscriptions
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 from fencepost.store.sqlite.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -39,9 +42,23 @@ async def run(
     clock = clock or SystemClock()
     store = SqliteStore(store_settings, clock)
     metrics = Metrics(store)
-    app = Application(store, clock, settings, extras=(Operations(store, metrics).handle,))
+    engine, reserved, webhooks = await open_subscriptions(
+        SqliteSubscriptions(store),
+        clock,
+        settings.subscriptions,
+        settings.limits,
+        on_loopback=is_loopback(host),
+    )
+    app = Application(
+        store,
+        clock,
+        settings,
+        extras=(Operations(store, metrics).handle, reserved.handle),
+    )
     metrics.watch(app.tails)
+    metrics.watch_subscriptions(engine)
     upkeep = asyncio.create_task(Upkeep(store, clock).run())
+    waking = asyncio.create_task(engine.run())
     try:
         listening = await serve(app, settings.http, host=host, port=port, clock=clock)
         metrics.count(listening.counters)
@@ -52,11 +69,14 @@ async def run(
         stopped.cancel()
         log.info("stopping")
         app.stop_waiting()
-        await listening.drain(settings.drain_ms / 1000)
+        drain_s = settings.drain_ms / 1000
+        await asyncio.gather(listening.drain(drain_s), engine.drain(drain_s))
     finally:
-        upkeep.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await upkeep
+        for task in (upkeep, waking):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await webhooks.close()
         await app.close()
         failure = store.failure
         await store.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from fencepost.protocol.limits import Limits
+from fencepost.server.subscriptions.settings import SubscriptionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ class ServerSettings:
 
     http: HttpSettings = field(default_factory=HttpSettings)
     limits: Limits = field(default_factory=Limits)
+    subscriptions: SubscriptionSettings = field(default_factory=SubscriptionSettings)
 
     long_poll_ms: int = 30_000
     """How long a long-poll waits for data before it is answered 204."""

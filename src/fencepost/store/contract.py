@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from fencepost.protocol.appends import Append, AppendOutcome
+from fencepost.protocol.batches import Batch
+from fencepost.protocol.commits import Commit, CommitOutcome, Part
 from fencepost.protocol.creates import Create, CreateOutcome
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
@@ -36,6 +38,45 @@ class SoftDeleted(NamedTuple):
 
 class Deleted(NamedTuple):
     """The stream is gone, and its path is free unless forks still hold it."""
+
+
+class Staged(NamedTuple):
+    """The chunk waits for its commit; `repeated` when it had been uploaded before."""
+
+    messages: int
+    bytes: int
+    repeated: bool
+
+
+class ChunkConflict(NamedTuple):
+    """Another content was uploaded as this chunk before, or the part has another type."""
+
+    detail: str
+
+
+class PartClosed(NamedTuple):
+    """The part was committed: nothing can be added to it."""
+
+    position: int
+
+
+class TooManyParts(NamedTuple):
+    """As many parts wait for their commit as may."""
+
+    parts_max: int
+
+
+StageOutcome = Staged | ChunkConflict | PartClosed | TooManyParts
+
+
+class Upload(NamedTuple):
+    """A chunk of a part that is to be committed later."""
+
+    part: Part
+    ordinal: int
+    media_type: str
+    batch: Batch
+    digest: bytes
 
 
 class Failed(NamedTuple):
@@ -105,8 +146,8 @@ class Published(NamedTuple):
 class Watcher(Protocol):
     """Somebody whose own state must change together with the streams, in the same commit.
 
-    Called on the event loop while a request is being decided: what a watcher writes in the call joins
-    the request's commit.
+    Called on the event loop while a request is being decided: what a watcher writes in the call
+    joins the request's commit.
     """
 
     def created(self, stream_id: int, path: str, start: Offset) -> None:
@@ -143,7 +184,7 @@ class SubscriptionStore(Protocol):
         ...
 
     def load(self) -> tuple[list[Subscription], int]:
-        """All subscriptions as on disk, with their streams' tails, and the next incarnation's number.
+        """All subscriptions as on disk, with their streams' tails, and the next one's number.
 
         A cursor whose stream is gone is left out, or at its start when the link is explicit.
         """
@@ -211,6 +252,14 @@ class Store(Protocol):
         done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
         """Add a batch, close, or both: messages, producer state and closure in one commit."""
+        ...
+
+    def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
+        """Make several appends to several streams, all of them or none, in one commit."""
+        ...
+
+    def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
+        """Keep data for a later commit, invisible to readers; the same chunk again is no change."""
         ...
 
     def delete(

@@ -171,7 +171,8 @@ def _wake_columns(wake: Wake) -> Row:
 
 
 def _subscription(row: Row) -> Subscription:
-    subscription_id, name, config, base_url, created_ms, *wake, snapshot = row
+    subscription_id, name, config, base_url, created_ms = row[:5]
+    generation, wake_id, holder, lease_until_ms, attempts, next_attempt_ms, snapshot = row[5:]
     fields = json.loads(config)
     return Subscription(
         subscription_id,
@@ -179,7 +180,15 @@ def _subscription(row: Row) -> Subscription:
         Config(**{**fields, "streams": tuple(fields["streams"])}),
         base_url=base_url,
         created_ms=created_ms,
-        wake=Wake(*wake, _snapshot(snapshot)),
+        wake=Wake(
+            generation,
+            wake_id,
+            holder,
+            lease_until_ms,
+            attempts,
+            next_attempt_ms,
+            _snapshot(snapshot),
+        ),
     )
 
 

@@ -1,0 +1,579 @@
+"""The engine: holds every subscription, wakes workers when there is work, and keeps time.
+
+Everything here follows one pattern: a rule decides on the state in memory, what changed goes into
+the open group commit in the same stretch on the event loop, and nobody is told before it is on
+disk. A webhook is called, and a request answered, only from there. A commit that fails takes the
+state in memory with it: `reset` loads what is really on disk.
+
+After a restart nothing is special: wakes that were due are due, leases run on, and a subscription
+whose streams moved on while nobody looked is woken, because pending work is a matter of cursors and
+tails, both of them on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from fencepost.clock import Clock
+from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.subscriptions import (
+    PULL_WAKE,
+    WEBHOOK,
+    Ack,
+    AlreadyClaimed,
+    BadAck,
+    Claimed,
+    Config,
+    Fenced,
+    Link,
+    NothingPending,
+    Subscription,
+    Wake,
+    check_fence,
+    decide_acks,
+    decide_again,
+    decide_announced,
+    decide_claim,
+    decide_delivered,
+    decide_failed,
+    decide_heartbeat,
+    decide_wake,
+    snapshot_acks,
+)
+from fencepost.server.subscriptions.crew import Crew
+from fencepost.server.subscriptions.keys import SigningKey
+from fencepost.server.subscriptions.outcomes import (
+    Acked,
+    ConfigConflict,
+    Counts,
+    Made,
+    TooMany,
+    WakeName,
+)
+from fencepost.server.subscriptions.registry import Registry
+from fencepost.server.subscriptions.scans import Scan
+from fencepost.server.subscriptions.settings import SubscriptionSettings
+from fencepost.server.subscriptions.showing import callback_url, show_wake, shown_streams
+from fencepost.server.subscriptions.timers import Timers
+from fencepost.server.subscriptions.tokens import Token, Tokens
+from fencepost.server.subscriptions.webhooks import Delivered, Delivery, Undelivered, Webhooks
+from fencepost.store.contract import Failed, Failure, LiveStream, Published, SubscriptionStore
+
+log = logging.getLogger(__name__)
+
+WAKE_ID_BYTES = 12
+
+
+class Engine:
+    """All subscriptions of one server. Make it on the event loop, then `run` it."""
+
+    def __init__(
+        self,
+        store: SubscriptionStore,
+        clock: Clock,
+        settings: SubscriptionSettings,
+        *,
+        webhooks: Webhooks,
+        signing: SigningKey,
+        tokens: Tokens,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._webhooks = webhooks
+        self._tokens = tokens
+        self.signing = signing
+        self.counts = Counts()
+        self.registry = Registry()
+        self._timers = Timers()
+        self._changed = asyncio.Event()
+        self._scans: list[Scan] = []
+        self._crew = Crew(settings.deliveries_max)
+        self._delivering: dict[int, tuple[int, int]] = {}
+        self._attempts = 0
+        self._next_id = 1
+        self._calm_until_ms = 0
+        self._started_ms = store.tick()
+        self._started_monotonic_ms = clock.monotonic_ms()
+        self._load()
+        store.watch(self, self._published)
+
+    def _load(self) -> None:
+        subscriptions, self._next_id = self._store.load()
+        self.registry = Registry()
+        self._timers.clear()
+        self._crew.forget()
+        self._delivering.clear()
+        for subscription in subscriptions:
+            self.registry.add(subscription)
+            if self._consider(subscription):
+                self._save(subscription)
+
+    def now_ms(self) -> int:
+        """The time for leases and retries.
+
+        Decisions carry the store's time, which stands still while a wall clock that was set back
+        catches up with what is on disk. A lease has to end all the same, so time goes on here.
+        """
+        elapsed_ms = self._clock.monotonic_ms() - self._started_monotonic_ms
+        return max(self._store.tick(), self._started_ms + elapsed_ms)
+
+    # What clients ask
+
+    def find(self, name: str) -> Subscription | None:
+        return self.registry.find(name)
+
+    async def durable(self) -> Failure | None:
+        return await self._store.durable()
+
+    async def create(
+        self, name: str, config: Config, base_url: str
+    ) -> Made | ConfigConflict | TooMany | Failure:
+        """Make a subscription, its links to existing streams at their tails in the same commit."""
+        scan = Scan()
+        self._scans.append(scan)
+        try:
+            # What was decided before is on disk after this, what is decided from now on is in
+            # `scan`: between them no stream is missed.
+            failure = await self._store.durable()
+            if failure is not None:
+                return failure
+            found: list[LiveStream] = []
+            draft = Subscription(0, name, config, base_url=base_url, created_ms=self._store.tick())
+            if draft.glob is not None and self.registry.find(name) is None:
+                found = await self._store.live_streams(draft.glob.prefix)
+        finally:
+            self._scans.remove(scan)
+        if scan.void:
+            return Failed(full=False)
+        existing = self.registry.find(name)
+        if existing is not None:
+            same = existing.config.digest() == config.digest()
+            return Made(existing, created=False) if same else ConfigConflict()
+        if len(self.registry) >= self._settings.subscriptions_max:
+            return TooMany("subscriptions_max", self._settings.subscriptions_max)
+        draft.id = self._next_id
+        self._next_id += 1
+        self._link_existing(draft, scan.streams(found))
+        self.registry.add(draft)
+        self._store.insert(draft)
+        return Made(draft, created=True)
+
+    def _link_existing(self, draft: Subscription, streams: Iterable[LiveStream]) -> None:
+        for path, stream_id, tail in streams:
+            if draft.matches(path):
+                draft.links[path] = Link(
+                    path, explicit=False, glob=True, stream_id=stream_id, acked=tail, tail=tail
+                )
+        for path in draft.config.streams:
+            draft.links[path] = self._explicit(draft, path)
+
+    def _explicit(self, subscription: Subscription, path: str) -> Link:
+        """An explicit link to `path`, which takes over the cursor of one by pattern."""
+        link = subscription.links.get(path)
+        if link is not None:
+            link.explicit = True
+            return link
+        live = self._store.find_stream(path)
+        link = Link(path, explicit=True, glob=subscription.matches(path))
+        if live is not None:
+            link.stream_id = live.id
+            link.acked = link.tail = live.tail
+        return link
+
+    def delete(self, subscription: Subscription) -> None:
+        """End a subscription; whoever still works for it is refused from now on."""
+        self.registry.remove(subscription)
+        self._store.delete(subscription)
+
+    def link(self, subscription: Subscription, paths: Iterable[str]) -> TooMany | None:
+        """Watch more streams, from their tails on."""
+        wanted = dict.fromkeys(paths)
+        explicit = sum(link.explicit for link in subscription.links.values())
+        added = [
+            path
+            for path in wanted
+            if path not in subscription.links or not subscription.links[path].explicit
+        ]
+        if explicit + len(added) > self._settings.explicit_streams_max:
+            return TooMany("explicit_streams_max", self._settings.explicit_streams_max)
+        for path in added:
+            link = self._explicit(subscription, path)
+            self.registry.link(subscription, link)
+            self._store.save_link(subscription, link)
+        return None
+
+    def unlink(self, subscription: Subscription, path: str) -> None:
+        """No longer watch a stream by name; a pattern that matches it still does."""
+        link = subscription.links.get(path)
+        if link is None or not link.explicit:
+            return
+        link.explicit = False
+        link.glob = link.stream_id is not None and subscription.matches(path)
+        if link.glob:
+            self._store.save_link(subscription, link)
+        else:
+            self.registry.unlink(subscription, path)
+            self._store.delete_link(subscription, path)
+
+    def claim(
+        self, subscription: Subscription, worker: str
+    ) -> Claimed | AlreadyClaimed | NothingPending:
+        """Give the lease to `worker`, if nobody has it and there is work."""
+        outcome = decide_claim(
+            subscription.wake,
+            worker=worker,
+            wake_id=self._wake_id(),
+            snapshot=subscription.snapshot(self._settings.wake_streams_max),
+            lease_ttl_ms=subscription.config.lease_ttl_ms,
+            now_ms=self.now_ms(),
+        )
+        if isinstance(outcome, Claimed):
+            self.counts.claims += 1
+            self.counts.wakes += outcome.fresh
+            subscription.wake = outcome.wake
+            self._save(subscription)
+        elif isinstance(outcome, NothingPending) and not subscription.wake.is_idle:
+            self._end(subscription)
+        return outcome
+
+    def ack(
+        self, subscription: Subscription, wake: WakeName, acks: Iterable[Ack], *, done: bool
+    ) -> Acked | Fenced | BadAck:
+        """Move cursors for the worker that holds the wake; extend its lease, or end it."""
+        fenced = self._fenced(subscription, wake)
+        if fenced is not None:
+            return fenced
+        moved = decide_acks(subscription.links, subscription.wake.snapshot, acks)
+        if isinstance(moved, BadAck):
+            return moved
+        self.counts.acks += 1
+        self._move(subscription, moved)
+        if done:
+            self._end(subscription)
+        else:
+            subscription.wake = decide_heartbeat(
+                subscription.wake,
+                lease_ttl_ms=subscription.config.lease_ttl_ms,
+                now_ms=self.now_ms(),
+            )
+            self._save(subscription)
+        return Acked(next_wake=done and bool(subscription.pending))
+
+    def release(self, subscription: Subscription, wake: WakeName) -> Fenced | None:
+        """Give the work back undone."""
+        fenced = self._fenced(subscription, wake)
+        if fenced is None:
+            self._end(subscription)
+        return fenced
+
+    def _fenced(self, subscription: Subscription, wake: WakeName) -> Fenced | None:
+        fenced = check_fence(
+            subscription.wake,
+            token_generation=wake.token_generation,
+            generation=wake.generation,
+            wake_id=wake.wake_id,
+            now_ms=self.now_ms(),
+        )
+        self.counts.fenced += fenced is not None
+        return fenced
+
+    def token(self, subscription: Subscription) -> str:
+        """The token of the current wake."""
+        generation = subscription.wake.generation
+        return self._tokens.make(
+            Token(subscription.name, subscription.id, generation), now_ms=self.now_ms()
+        )
+
+    # What the store tells: `created` and `removed` join the commit that makes or ends the stream
+
+    def created(self, stream_id: int, path: str, start: Offset) -> None:
+        for scan in self._scans:
+            scan.created[stream_id] = LiveStream(path, stream_id, start)
+        for subscription in self.registry.matching(path):
+            if path not in subscription.links:
+                link = Link(path, explicit=False, glob=True)
+                self.registry.link(subscription, link)
+        for subscription in self.registry.watching(path):
+            link = subscription.links[path]
+            link.stream_id = stream_id
+            link.acked = link.tail = start
+            subscription.note(link)
+            self._store.save_link(subscription, link)
+        for subscription in self.registry.announced_in(path):
+            # A wake that could not be announced, or whose announcement went with the old stream.
+            if not subscription.wake.is_idle and subscription.wake.holder is None:
+                subscription.wake = decide_again(subscription.wake, now_ms=self.now_ms())
+                self._save(subscription)
+
+    def removed(self, stream_id: int, path: str) -> None:
+        for scan in self._scans:
+            scan.removed.add(stream_id)
+        for subscription in self.registry.watching(path):
+            link = subscription.links[path]
+            if link.stream_id != stream_id:
+                continue
+            if link.explicit:
+                link.stream_id = None
+                link.acked = link.tail = START
+                subscription.note(link)
+                self._store.save_link(subscription, link)
+            else:
+                self.registry.unlink(subscription, path)
+                self._store.delete_link(subscription, path)
+
+    def reset(self) -> None:
+        log.warning("a commit failed: subscriptions are loaded again from disk")
+        for scan in self._scans:
+            scan.void = True
+        self._calm_until_ms = self.now_ms() + self._settings.calm_ms
+        self._load()
+
+    def _published(self, changes: Sequence[Published]) -> None:
+        for scan in self._scans:
+            scan.tails.update((info.id, info.tail) for info, *_ in changes)
+        if not len(self.registry):
+            return
+        for info, _, _, gone in changes:
+            if gone:
+                continue
+            for subscription in self.registry.watching(info.path):
+                link = subscription.links[info.path]
+                if link.stream_id != info.id or link.tail.bytes >= info.tail.bytes:
+                    continue
+                link.tail = info.tail
+                if link.path not in subscription.pending:
+                    subscription.note(link)
+                if self._consider(subscription):
+                    self._save(subscription)
+
+    # Wakes
+
+    def _consider(self, subscription: Subscription) -> bool:
+        """Wake an idle subscription that has pending work; true when that changed its wake."""
+        if not subscription.wake.is_idle or not subscription.pending:
+            self._schedule(subscription)
+            return False
+        now_ms = self.now_ms()
+        if now_ms < self._calm_until_ms:
+            self._schedule(subscription)
+            return False
+        self.counts.wakes += 1
+        subscription.wake = decide_wake(
+            subscription.wake,
+            wake_id=self._wake_id(),
+            snapshot=subscription.snapshot(self._settings.wake_streams_max),
+            now_ms=now_ms,
+        )
+        if subscription.config.type == PULL_WAKE:
+            subscription.wake = self._announced(subscription, now_ms)
+        return True
+
+    def _announced(self, subscription: Subscription, now_ms: int) -> Wake:
+        """Write the wake event into the commit of the wake, or schedule another try."""
+        wake = subscription.wake
+        assert subscription.config.wake_stream is not None
+        event = {
+            "type": "wake",
+            "subscription_id": subscription.name,
+            "stream": next(iter(subscription.pending)),
+            "generation": wake.generation,
+            "ts": now_ms,
+        }
+        if self._store.announce(subscription.config.wake_stream, msgspec.json.encode(event)):
+            return decide_announced(wake)
+        if wake.attempts == 0:
+            log.warning(
+                "subscription %s: the wake stream %s takes no appends; trying again",
+                subscription.name,
+                subscription.config.wake_stream,
+            )
+        return decide_failed(wake, now_ms=now_ms, random=self._clock.random())
+
+    def _end(self, subscription: Subscription) -> None:
+        """The wake is over; what is still pending gets the next one, in the same commit."""
+        subscription.wake = subscription.wake.ended()
+        self._consider(subscription)
+        self._save(subscription)
+
+    def _move(self, subscription: Subscription, moved: dict[str, Offset]) -> None:
+        for path, offset in moved.items():
+            link = subscription.links[path]
+            link.acked = offset
+            subscription.note(link)
+            self._store.save_link(subscription, link)
+
+    def _save(self, subscription: Subscription) -> None:
+        self._store.save_wake(subscription)
+        self._store.after(_nobody_waits)
+        self._schedule(subscription)
+
+    def _wake_id(self) -> str:
+        return "w_" + base64.urlsafe_b64encode(self._clock.token(WAKE_ID_BYTES)).decode()
+
+    # Time
+
+    def _due_ms(self, subscription: Subscription) -> int | None:
+        wake = subscription.wake
+        if wake.is_idle:
+            return self._calm_until_ms if subscription.pending else None
+        attempt = self._delivering.get(subscription.id)
+        if attempt is not None and attempt[0] == wake.generation:
+            return None  # its end is bounded by a timeout, and looks again
+        due_ms = wake.due_ms()
+        return None if due_ms is None else max(due_ms, self._calm_until_ms)
+
+    def _schedule(self, subscription: Subscription) -> None:
+        due_ms = self._due_ms(subscription)
+        if due_ms is not None and self._timers.set(subscription.id, due_ms):
+            self._changed.set()
+
+    def fire(self) -> None:
+        """Do what is due: deliver, announce, end leases."""
+        now_ms = self.now_ms()
+        for subscription_id in self._timers.take_due(now_ms):
+            subscription = self.registry.find_id(subscription_id)
+            if subscription is None:
+                continue
+            due_ms = self._due_ms(subscription)
+            if due_ms is None:
+                continue
+            if due_ms > now_ms:
+                self._schedule(subscription)
+            else:
+                self._act(subscription, now_ms)
+
+    def _act(self, subscription: Subscription, now_ms: int) -> None:
+        wake = subscription.wake
+        if wake.is_idle:
+            if self._consider(subscription):
+                self._save(subscription)
+        elif wake.next_attempt_ms is None:
+            self.counts.expired += 1
+            self._end(subscription)
+        elif not shown_streams(subscription):
+            # The streams that it was about are gone or done with; others may have come.
+            self._end(subscription)
+        elif subscription.config.type == WEBHOOK:
+            self._begin_delivery(subscription)
+        else:
+            subscription.wake = self._announced(subscription, now_ms)
+            self._save(subscription)
+
+    async def run(self) -> None:
+        """Keep time and deliver until cancelled; deliveries under way end with it."""
+        await self._crew.run(self._keep_time)
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                self.fire()
+            except Exception:
+                log.exception("a subscription could not be looked after")
+            next_ms = self._timers.next_ms()
+            wait_s = None if next_ms is None else max(0, next_ms - self.now_ms()) / 1000
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def drain(self, seconds_max: float) -> None:
+        """Start no more deliveries, and wait for those under way."""
+        await self._crew.drain(seconds_max)
+
+    # Webhooks
+
+    def _begin_delivery(self, subscription: Subscription) -> None:
+        self._attempts += 1
+        attempt = (subscription.wake.generation, self._attempts)
+        self._delivering[subscription.id] = attempt
+        self._store.after(partial(self._deliverable, subscription, attempt))
+
+    def _deliverable(
+        self, subscription: Subscription, attempt: tuple[int, int], failure: Failure | None
+    ) -> None:
+        """The wake is on disk: it may leave the house."""
+        if failure is None:
+            self._crew.add(partial(self._deliver, subscription, attempt))
+
+    async def _deliver(self, subscription: Subscription, attempt: tuple[int, int]) -> None:
+        wake = subscription.wake
+        current = self.registry.holds(subscription) and wake.generation == attempt[0]
+        try:
+            # A callback may have come for an earlier attempt while this one waited its turn.
+            if current and wake.next_attempt_ms is not None:
+                started_ms = self.now_ms()
+                delivery = await self._post(subscription)
+                self._delivered(subscription, wake, delivery, started_ms)
+        except Exception:
+            log.exception("a delivery failed in an unexpected way")
+            self._delivered(subscription, wake, Undelivered("internal error"), started_ms=0)
+        finally:
+            if self._delivering.get(subscription.id) == attempt:
+                del self._delivering[subscription.id]
+            if self.registry.holds(subscription):
+                self._schedule(subscription)
+
+    async def _post(self, subscription: Subscription) -> Delivery:
+        config, wake = subscription.config, subscription.wake
+        assert config.webhook_url is not None
+        body = msgspec.json.encode(
+            {
+                "subscription_id": subscription.name,
+                "wake_id": wake.wake_id,
+                "generation": wake.generation,
+                "streams": show_wake(subscription),
+                "callback_url": callback_url(subscription),
+                "callback_token": self.token(subscription),
+            }
+        )
+        headers = [
+            (b"Content-Type", b"application/json"),
+            (b"User-Agent", b"fencepost"),
+            (b"Webhook-Signature", self.signing.signature(body, now_ms=self._clock.now_ms())),
+        ]
+        timeout_ms = min(self._settings.delivery_timeout_ms, config.lease_ttl_ms)
+        return await self._webhooks.post(config.webhook_url, body, headers, timeout_ms=timeout_ms)
+
+    def _delivered(
+        self, subscription: Subscription, wake: Wake, delivery: Delivery, started_ms: int
+    ) -> None:
+        """Take down what came of a delivery, unless its wake is over by now."""
+        self.counts.delivered += isinstance(delivery, Delivered)
+        self.counts.undelivered += isinstance(delivery, Undelivered)
+        now = subscription.wake
+        if not self.registry.holds(subscription) or now.wake_id != wake.wake_id:
+            return
+        if isinstance(delivery, Undelivered):
+            log.warning(
+                "subscription %s: the webhook did not take wake %d: %s",
+                subscription.name,
+                wake.generation,
+                delivery.reason,
+            )
+            subscription.wake = decide_failed(
+                now, now_ms=self.now_ms(), random=self._clock.random()
+            )
+            self._save(subscription)
+        elif delivery.done:
+            moved = decide_acks(subscription.links, now.snapshot, snapshot_acks(now.snapshot))
+            assert not isinstance(moved, BadAck), "a snapshot shows offsets that exist"
+            self._move(subscription, moved)
+            self._end(subscription)
+        else:
+            subscription.wake = decide_delivered(
+                now, started_ms=started_ms, lease_ttl_ms=subscription.config.lease_ttl_ms
+            )
+            self._save(subscription)
+
+
+def _nobody_waits(failure: Failure | None) -> None:
+    """A change that no request waits for still has to be committed; its failure is a reset."""

@@ -1,0 +1,330 @@
+"""The HTTP surface of subscriptions, below /v1/stream/__ds/: parse, let the engine decide, answer.
+
+Every answer waits until what it says is on disk, refusals included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from fencepost.protocol.limits import Limits
+from fencepost.protocol.subscriptions import (
+    PULL_WAKE,
+    AlreadyClaimed,
+    BadAck,
+    Fenced,
+    NothingPending,
+    Subscription,
+)
+from fencepost.server.handlers.rendering import BROWSER, failed, refused
+from fencepost.server.http import Answer, Request, Response
+from fencepost.server.subscriptions.bodies import (
+    GENERATION_MAX,
+    AckBody,
+    Bodies,
+    ClaimBody,
+    CreateBody,
+    StreamsBody,
+    SubscriptionRefusedError,
+    WakeBody,
+    error,
+    invalid,
+    parse,
+    too_many,
+)
+from fencepost.server.subscriptions.engine import Engine
+from fencepost.server.subscriptions.guard import Guard, UnsafeTargetError
+from fencepost.server.subscriptions.outcomes import ConfigConflict, Made, TooMany, WakeName
+from fencepost.server.subscriptions.settings import SubscriptionSettings
+from fencepost.server.subscriptions.showing import show_subscription, show_wake
+from fencepost.server.subscriptions.tokens import BadToken, Tokens
+from fencepost.store.contract import Failed, Unknown
+
+ROOT = b"/v1/stream/__ds/"
+SUBSCRIPTIONS = b"subscriptions/"
+
+_HOST = re.compile(rb"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_NO_STORE = (b"Cache-Control", b"no-store")
+
+
+class SubscriptionHandlers:
+    """Takes every request below the reserved prefix."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        guard: Guard,
+        tokens: Tokens,
+        settings: SubscriptionSettings,
+        limits: Limits,
+    ) -> None:
+        self._engine = engine
+        self._guard = guard
+        self._tokens = tokens
+        self._settings = settings
+        self._bodies = Bodies(settings, limits)
+
+    def handle(self, request: Request) -> Awaitable[Answer] | None:
+        if not request.path.startswith(ROOT):
+            return None
+        path = request.path[len(ROOT) :]
+        if path == b"jwks.json":
+            return self._jwks(request)
+        if not path.startswith(SUBSCRIPTIONS):
+            return None
+        return self._answer(request, path[len(SUBSCRIPTIONS) :])
+
+    async def _answer(self, request: Request, path: bytes) -> Answer:
+        raw_name, _, action = path.partition(b"/")
+        try:
+            name = self._bodies.name("a subscription's id", _text(raw_name))
+            return await self._dispatch(request, name, action)
+        except SubscriptionRefusedError as refusal:
+            return await self._durably(refusal.response)
+
+    async def _dispatch(self, request: Request, name: str, action: bytes) -> Answer:
+        method = request.method
+        if action == b"":
+            if method == "PUT":
+                return await self._put(request, name)
+            if method in ("GET", "HEAD"):
+                return await self._get(request, name)
+            if method == "DELETE":
+                return await self._delete(name)
+            return _no_method(b"GET, HEAD, PUT, DELETE")
+        if action.startswith(b"streams/"):
+            if method != "DELETE":
+                return _no_method(b"DELETE")
+            return await self._unlink(name, _text(action[len(b"streams/") :]))
+        actions = {
+            b"streams": self._link,
+            b"claim": self._claim,
+            b"ack": self._ack,
+            b"callback": self._ack,
+            b"release": self._release,
+        }
+        handler = actions.get(action)
+        if handler is None:
+            return refused(404, "not_found", "Not found", "there is nothing at this path")
+        if method != "POST":
+            return _no_method(b"POST")
+        return await handler(request, name)
+
+    async def _jwks(self, request: Request) -> Answer:
+        if request.method not in ("GET", "HEAD"):
+            return _no_method(b"GET, HEAD")
+        headers = [
+            (b"Content-Type", b"application/jwk-set+json"),
+            (b"Cache-Control", b"public, max-age=300"),
+            *BROWSER,
+        ]
+        return Response(200, headers, self._engine.signing.jwks())
+
+    # Subscriptions
+
+    async def _put(self, request: Request, name: str) -> Answer:
+        config = self._bodies.config(parse(request, CreateBody))
+        base_url = _base_url(request)
+        existing = self._engine.find(name)
+        if config.webhook_url is not None and (existing is None or existing.config != config):
+            await self._check_webhook(config.webhook_url)
+        outcome = await self._engine.create(name, config, base_url)
+        match outcome:
+            case Failed() | Unknown():
+                return failed(outcome)
+            case TooMany(limit, allowed):
+                raise too_many(limit, allowed)
+            case ConfigConflict():
+                raise SubscriptionRefusedError(
+                    409,
+                    "SUBSCRIPTION_EXISTS",
+                    "a subscription with this id and another configuration exists",
+                )
+            case Made(subscription, created):
+                shown = self._shown(subscription, after="")
+                return await self._durably(_json(201 if created else 200, shown))
+
+    async def _check_webhook(self, url: str) -> None:
+        """Refuse a URL that leads inside; one that does not resolve yet is checked at delivery."""
+        try:
+            target = self._guard.check_url(url)
+            async with asyncio.timeout(self._settings.resolve_timeout_ms / 1000):
+                await self._guard.addresses(target)
+        except UnsafeTargetError as unsafe:
+            raise SubscriptionRefusedError(400, "WEBHOOK_URL_REJECTED", str(unsafe)) from None
+        except (OSError, UnicodeError, TimeoutError):
+            return
+
+    async def _get(self, request: Request, name: str) -> Answer:
+        after = dict(parse_qsl(request.query.decode("latin-1"))).get("after", "")
+        return await self._durably(_json(200, self._shown(self._existing(name), after=after)))
+
+    def _shown(self, subscription: Subscription, *, after: str) -> dict[str, object]:
+        return show_subscription(
+            subscription,
+            self._engine.signing,
+            after=after,
+            streams_max=self._settings.shown_streams_max,
+        )
+
+    async def _delete(self, name: str) -> Answer:
+        self._engine.delete(self._existing(name))
+        return await self._durably(_empty())
+
+    async def _link(self, request: Request, name: str) -> Answer:
+        paths = self._bodies.paths(parse(request, StreamsBody).streams)
+        subscription = self._existing(name)
+        if subscription.config.wake_stream in paths:
+            raise invalid("a subscription does not watch its own wake stream")
+        refusal = self._engine.link(subscription, paths)
+        if refusal is not None:
+            raise too_many(*refusal)
+        return await self._durably(_empty())
+
+    async def _unlink(self, name: str, path: str) -> Answer:
+        self._engine.unlink(self._existing(name), self._bodies.path(path))
+        return await self._durably(_empty())
+
+    # Workers
+
+    async def _claim(self, request: Request, name: str) -> Answer:
+        worker = self._bodies.name("worker", parse(request, ClaimBody).worker)
+        subscription = self._existing(name)
+        if subscription.config.type != PULL_WAKE:
+            raise SubscriptionRefusedError(
+                409, "NOT_CLAIMABLE", "only pull-wake subscriptions are claimed"
+            )
+        outcome = self._engine.claim(subscription, worker)
+        match outcome:
+            case AlreadyClaimed(holder, generation):
+                answer = error(
+                    409,
+                    "ALREADY_CLAIMED",
+                    "another worker has the lease: wait for the next wake event",
+                    current_holder=holder,
+                    generation=generation,
+                )
+            case NothingPending():
+                answer = error(409, "NO_PENDING_WORK", "there is no work: wait for a wake event")
+            case _:
+                answer = _json(
+                    200,
+                    {
+                        "wake_id": subscription.wake.wake_id,
+                        "generation": subscription.wake.generation,
+                        "token": self._engine.token(subscription),
+                        "streams": show_wake(subscription),
+                        "lease_ttl_ms": subscription.config.lease_ttl_ms,
+                    },
+                )
+        return await self._durably(answer)
+
+    async def _ack(self, request: Request, name: str) -> Answer:
+        body = parse(request, AckBody)
+        acks = self._bodies.acks(body.acks)
+        subscription = self._existing(name)
+        wake = self._authorized(request, subscription, body)
+        outcome = self._engine.ack(subscription, wake, acks, done=body.done)
+        match outcome:
+            case Fenced():
+                answer = _fenced(outcome)
+            case BadAck(path, detail):
+                answer = error(400, "INVALID_OFFSET", detail, stream=path)
+            case _:
+                answer = _json(200, {"ok": True, "next_wake": outcome.next_wake})
+        return await self._durably(answer)
+
+    async def _release(self, request: Request, name: str) -> Answer:
+        body = parse(request, WakeBody)
+        subscription = self._existing(name)
+        wake = self._authorized(request, subscription, body)
+        outcome = self._engine.release(subscription, wake)
+        return await self._durably(_empty() if outcome is None else _fenced(outcome))
+
+    def _existing(self, name: str) -> Subscription:
+        subscription = self._engine.find(name)
+        if subscription is None:
+            raise SubscriptionRefusedError(
+                404, "SUBSCRIPTION_NOT_FOUND", "there is no subscription with this id"
+            )
+        return subscription
+
+    def _authorized(self, request: Request, subscription: Subscription, body: WakeBody) -> WakeName:
+        """The wake that a request names, once its token is found to be for this subscription."""
+        if b"authorization" in request.repeated:
+            raise invalid("the header authorization came more than once")
+        scheme, _, text = request.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not text:
+            raise _unauthorized("TOKEN_MISSING", "send Authorization: Bearer and the wake's token")
+        token = self._tokens.read(text.strip().decode("latin-1"), now_ms=self._engine.now_ms())
+        if isinstance(token, BadToken):
+            raise _unauthorized("TOKEN_INVALID", token.detail)
+        if token.name != subscription.name:
+            raise _unauthorized("TOKEN_INVALID", "the token is for another subscription")
+        if not 0 <= body.generation <= GENERATION_MAX:
+            raise invalid("generation is an integer from 0 to 2^53-1")
+        # A token of a subscription that was deleted, and whose name is taken again, fits no wake.
+        generation = token.generation if token.incarnation == subscription.id else -1
+        return WakeName(generation, body.generation, body.wake_id)
+
+    async def _durably(self, answer: Response) -> Response:
+        failure = await self._engine.durable()
+        return answer if failure is None else failed(failure)
+
+
+def _text(raw: bytes) -> str:
+    """A part of the path, unescaped; unlike in a stream's own URL, %2F stands for a slash."""
+    if _BAD_ESCAPE.search(raw):
+        raise invalid("the path has a % that starts no escape")
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise invalid("the path is not UTF-8") from None
+
+
+def _base_url(request: Request) -> str:
+    """Where the client found us: webhooks are told to call back there."""
+    host = request.headers.get(b"host", b"localhost")
+    if not _HOST.fullmatch(host):
+        raise invalid("the Host header is not a host")
+    return f"{request.scheme}://{host.decode()}{ROOT.decode().rstrip('/')}"
+
+
+def _json(status: int, body: dict[str, object]) -> Response:
+    headers = [(b"Content-Type", b"application/json"), _NO_STORE, *BROWSER]
+    return Response(status, headers, msgspec.json.encode(body))
+
+
+def _empty() -> Response:
+    return Response(204, [_NO_STORE, *BROWSER])
+
+
+def _fenced(outcome: Fenced) -> Response:
+    return error(
+        409,
+        "FENCED",
+        "this wake is over: stop, whoever holds the current one has the work",
+        generation=outcome.generation,
+    )
+
+
+def _unauthorized(code: str, message: str) -> SubscriptionRefusedError:
+    refusal = SubscriptionRefusedError(401, code, message)
+    refusal.response.headers.append((b"WWW-Authenticate", b"Bearer"))
+    return refusal
+
+
+def _no_method(allowed: bytes) -> Response:
+    return refused(
+        405,
+        "method_not_allowed",
+        "Method not allowed",
+        f"use {allowed.decode()}",
+        (b"Allow", allowed),
+    )
