@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 from fencepost.protocol.subscriptions import Link, Seen, Subscription
-from fencepost.server.handlers.rendering import rfc3339
 from fencepost.server.subscriptions.keys import SigningKey
 
 
@@ -65,7 +65,7 @@ def show_subscription(
         },
         "wake_stream": config.wake_stream,
         "lease_ttl_ms": config.lease_ttl_ms,
-        "created_at": rfc3339(subscription.created_ms),
+        "created_at": _time(subscription.created_ms),
         "status": wake.status,
         "description": config.description,
         "generation": wake.generation,
@@ -82,4 +82,7 @@ def _show_link(link: Link) -> dict[str, object]:
 
 
 def _time(instant_ms: int | None) -> str | None:
-    return None if instant_ms is None else rfc3339(instant_ms)
+    if instant_ms is None:
+        return None
+    instant = datetime.fromtimestamp(instant_ms / 1000, UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
