@@ -7,7 +7,7 @@ so a duplicate is always answered as a duplicate.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,10 @@ class ProducerTuple(msgspec.Struct, frozen=True, gc=False):
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """A request to add a batch to a stream, to close it, or both."""
+    """A request to add a batch to a stream, to close it, or both.
+
+    `digest` is what a repeated request is compared by: content type, closing, and data.
+    """
 
     path: str
     batch: Batch | None
@@ -34,15 +37,52 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     producer: ProducerTuple | None = None
     seq: str | None = None
     digest: bytes = b""
+    # What only some requests have, behind one field so that the others pay for one.
+    conditions: Conditions | None = None
+
+
+class Conditions(msgspec.Struct, frozen=True, gc=False):
+    """What must hold for an append to be accepted, beyond the order of its producer."""
+
+    if_match: Offset | Literal["*"] | None = None
+    """The tail must be here; `*`: the stream must exist."""
+    if_empty: bool = False
+    """The stream must be empty, or not exist: then it is made (If-None-Match: *)."""
+    create_as: str | None = None
+    """Make the stream with this content type when it does not exist."""
+    producer_if: tuple[int, int] | None = None
+    """The producer must be at exactly this epoch and sequence number."""
+    strict: bool = False
+    """A duplicate with another content is refused, not answered as done."""
+    key: str | None = None
+    """The Idempotency-Key."""
+
+
+NO_CONDITIONS = Conditions()
+
+
+class KeyRecord(msgspec.Struct, frozen=True, gc=False):
+    """What an Idempotency-Key stands for: the request it came with, and where that went."""
+
+    digest: bytes
+    start: Offset
+    tail: Offset
+    closed: bool
+    position: int
+    created_ms: int
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """Accepted: the batch starts at `start` and the stream now ends at `tail`."""
+    """Accepted: the batch starts at `start` and the stream now ends at `tail`.
+
+    `position` is that of the last message, in the order of all messages of all streams.
+    """
 
     start: Offset
     tail: Offset
     closed: bool
     producer: Producer | None
+    position: int
 
 
 class Duplicate(NamedTuple):
@@ -54,6 +94,28 @@ class Duplicate(NamedTuple):
     producer_seq: int
     original: Remembered | None
     matches: bool | None
+
+
+class Replayed(NamedTuple):
+    """The key was used before, for the same request: this is what was answered then."""
+
+    original: KeyRecord
+
+
+class KeyReused(NamedTuple):
+    """The key was used before, for another request."""
+
+    first_used_ms: int
+
+
+class KeyDisagrees(NamedTuple):
+    """The key and the producer headers do not speak of the same request."""
+
+
+class OtherContent(NamedTuple):
+    """A strict duplicate whose content differs from the original, or is too old to compare."""
+
+    original: Remembered | None
 
 
 class AlreadyClosed(NamedTuple):
@@ -94,6 +156,19 @@ class TypeMismatch(NamedTuple):
     expected: str
 
 
+class ProducerMoved(NamedTuple):
+    """The producer is not where Producer-If says: it is here, or unknown (None)."""
+
+    epoch: int | None
+    seq: int | None
+
+
+class TailMoved(NamedTuple):
+    """If-Match names another tail, or If-None-Match a stream that is not empty."""
+
+    tail: Offset
+
+
 class SeqRegression(NamedTuple):
     """Stream-Seq must grow; `last` is the value it has to pass."""
 
@@ -103,29 +178,45 @@ class SeqRegression(NamedTuple):
 AppendOutcome = (
     Appended
     | Duplicate
+    | Replayed
+    | KeyReused
+    | KeyDisagrees
+    | OtherContent
     | AlreadyClosed
     | StreamClosed
     | StaleEpoch
     | EpochStart
     | SequenceGap
     | TypeMismatch
+    | ProducerMoved
+    | TailMoved
     | SeqRegression
 )
 
 
 def decide_append(
-    stream: Stream, producer: Producer | None, request: Append, *, position: int, now_ms: int
+    stream: Stream,
+    producer: Producer | None,
+    request: Append,
+    *,
+    key: KeyRecord | None = None,
+    position: int,
+    now_ms: int,
 ) -> AppendOutcome:
-    """What `request` does to `stream`; `producer` is what its producer id has done before.
+    """What `request` does to `stream`.
 
-    `position` is the one that the batch gets in the order of all batches if it is accepted.
+    `producer` is what its producer id has done before, `key` what its Idempotency-Key stands for,
+    `position` the one that its first message gets if it is accepted.
     """
     claim = request.producer
+    conditions = request.conditions or NO_CONDITIONS
+    if key is not None:
+        return _replay(producer, request, key)
     if claim is not None and producer is not None:
         if claim.epoch < producer.epoch:
             return StaleEpoch(producer.epoch)
         if claim.epoch == producer.epoch and claim.seq <= producer.seq:
-            return _duplicate(stream, producer, claim, request.digest)
+            return _duplicate(stream, producer, claim, request.digest, conditions)
     if stream.closed:
         if request.batch is None and request.closes and claim is None:
             return AlreadyClosed(stream.tail)
@@ -136,37 +227,77 @@ def decide_append(
         refused = _out_of_sequence(producer, claim)
         if refused is not None:
             return refused
+    if request.conditions is not None:
+        unmet = _unmet(stream, producer, conditions)
+        if unmet is not None:
+            return unmet
     if request.seq is not None and stream.seq is not None and request.seq <= stream.seq:
         return SeqRegression(stream.seq)
+    return _accepted(stream, producer, request, position=position, now_ms=now_ms)
 
-    start = stream.tail
+
+def _accepted(
+    stream: Stream, producer: Producer | None, request: Append, *, position: int, now_ms: int
+) -> Appended:
+    start = tail = stream.tail
     batch = request.batch
-    tail = (
-        start
-        if batch is None
-        else Offset(start.messages + batch.messages, start.bytes + batch.size)
-    )
+    last = position
+    if batch is not None:
+        tail = Offset(start.messages + batch.messages, start.bytes + batch.size)
+        last += batch.messages - 1
+    claim = request.producer
     if claim is None:
-        return Appended(start, tail, request.closes, None)
+        return Appended(start, tail, request.closes, None, last)
     packed = pack(start, request.digest)
     if producer is None or claim.epoch != producer.epoch:
         advanced = Producer.opening(claim.id, claim.epoch, packed, position=position, now_ms=now_ms)
     else:
         advanced = producer.next(claim.seq, packed, position=position, now_ms=now_ms)
-    return Appended(start, tail, request.closes, advanced)
+    return Appended(start, tail, request.closes, advanced, last)
+
+
+def _replay(
+    producer: Producer | None, request: Append, key: KeyRecord
+) -> Replayed | KeyReused | KeyDisagrees:
+    if key.digest != request.digest:
+        return KeyReused(key.created_ms)
+    claim = request.producer
+    if claim is not None:
+        known = None
+        if producer is not None and claim.epoch == producer.epoch and claim.seq <= producer.seq:
+            known = producer.remembered(claim.seq)
+        # A batch too old to be remembered cannot contradict the key; a newer epoch has forgotten
+        # all of the old one's, and only says that this was sent before it.
+        new = (
+            producer is None
+            or claim.epoch > producer.epoch
+            or (claim.epoch == producer.epoch and claim.seq > producer.seq)
+        )
+        if new or (known is not None and known.offset != key.start):
+            return KeyDisagrees()
+    return Replayed(key)
 
 
 def _duplicate(
-    stream: Stream, producer: Producer, claim: ProducerTuple, digest: bytes
-) -> Duplicate:
+    stream: Stream,
+    producer: Producer,
+    claim: ProducerTuple,
+    digest: bytes,
+    conditions: Conditions,
+) -> Duplicate | OtherContent | KeyDisagrees:
     original = producer.remembered(claim.seq)
+    matches = None if original is None else original.digest == digest
+    if conditions.strict and not matches:
+        return OtherContent(original)
+    if conditions.key is not None and matches is False:
+        return KeyDisagrees()
     return Duplicate(
         tail=stream.tail,
         closed=stream.closed,
         producer_epoch=producer.epoch,
         producer_seq=producer.seq,
         original=original,
-        matches=None if original is None else original.digest == digest,
+        matches=matches,
     )
 
 
@@ -181,3 +312,18 @@ def _out_of_sequence(
         return None if claim.seq == 0 else EpochStart(claim.epoch, claim.seq)
     expected = producer.seq + 1
     return None if claim.seq == expected else SequenceGap(expected, claim.seq)
+
+
+def _unmet(
+    stream: Stream, producer: Producer | None, conditions: Conditions
+) -> ProducerMoved | TailMoved | None:
+    """The first condition that does not hold; None when all do."""
+    wanted = conditions.producer_if
+    if wanted is not None and (producer is None or (producer.epoch, producer.seq) != wanted):
+        return ProducerMoved(*(None, None) if producer is None else (producer.epoch, producer.seq))
+    tail = stream.tail
+    if conditions.if_match is not None and conditions.if_match not in ("*", tail):
+        return TailMoved(tail)
+    if conditions.if_empty and tail.messages > 0:
+        return TailMoved(tail)
+    return None

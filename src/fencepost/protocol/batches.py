@@ -33,6 +33,15 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     size: int
     data: bytes
     lengths: bytes | None
+    chunks: tuple[StagedChunk, ...] = ()
+
+
+class StagedChunk(NamedTuple):
+    """Data that was uploaded ahead of its commit: the batch refers to it and has none itself."""
+
+    id: int
+    messages: int
+    size: int
 
 
 class Malformed(NamedTuple):

@@ -21,6 +21,14 @@ class Limits:
     """Bytes of a Producer-Id."""
     stream_seq_bytes_max: int = 256
     """Bytes of a Stream-Seq."""
+    key_bytes_max: int = 256
+    """Bytes of an Idempotency-Key."""
+    commit_appends_max: int = 10_000
+    """Appends in one commit."""
+    commit_parts_max: int = 100_000
+    """Staged parts that one commit may name."""
+    part_chunks_max: int = 16_384
+    """Chunks of one staged part."""
     messages_per_append_max: int = 100_000
     """Messages that one JSON body may hold."""
     read_chunk_bytes_max: int = 1 << 20

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from fencepost.clock import Clock
 from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers.commits import COMMIT_PATH, STAGING_ROOT, Commits
 from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
 from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.rendering import BROWSER, refused
@@ -39,6 +40,7 @@ class Application:
         self._store = store
         self._limits = settings.limits
         self._extras = extras
+        self._commits = Commits(store, settings.limits)
         self.tails = Tails(store)
         self.reads = Reads(store, self.tails, clock, settings)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,6 +83,14 @@ class Application:
     def _beside_streams(self, request: Request, answer: Respond) -> Cancellable | None:
         if request.method == "OPTIONS":
             answer(_preflight())
+            return None
+        if request.path == COMMIT_PATH or request.path.startswith(STAGING_ROOT):
+            if request.method != "POST":
+                answer(_no_method())
+            elif request.path == COMMIT_PATH:
+                self._commits.commit(request, answer)
+            else:
+                self._commits.stage(request, answer)
             return None
         for extra in self._extras:
             work = extra(request)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Literal
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from fencepost.protocol.appends import Append, ProducerTuple
+from fencepost.protocol.appends import NO_CONDITIONS, Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import Batch, Malformed, bytes_batch, digest, json_batch
 from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.limits import Limits
@@ -45,6 +46,11 @@ _SINGLE = (
     b"producer-id",
     b"producer-epoch",
     b"producer-seq",
+    b"producer-if",
+    b"producer-strict",
+    b"stream-auto-create",
+    b"if-match",
+    b"idempotency-key",
     b"authorization",
 )
 
@@ -148,6 +154,11 @@ def content_type(request: Request, limits: Limits) -> str | None:
     return _content_type(value, limits.content_type_bytes_max) if value else None
 
 
+def check_content_type(text: str, limits: Limits) -> str:
+    """A content type that did not come in a header, checked the same way."""
+    return _content_type(text.encode(), limits.content_type_bytes_max)
+
+
 @lru_cache(maxsize=REMEMBERED_MAX)
 def _content_type(value: bytes, bytes_max: int) -> str:
     text = _text(value, "content-type", bytes_max)
@@ -200,7 +211,7 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
         if kind is None:
             raise bad("content_type_missing", "an append needs a Content-Type")
         media = _media_type(kind)
-        batch = _batch(body, media, limits)
+        batch = batch_of(body, media, limits)
         if batch is None:
             raise bad("batch_empty", "an empty array appends nothing")
     elif not closes:
@@ -211,10 +222,101 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
     seq = text_header(request, b"stream-seq", limits.stream_seq_bytes_max)
     if seq == "":
         raise bad("header_invalid", "Stream-Seq must not be empty")
+    conditions = None
+    if not _CONDITIONS.isdisjoint(request.headers):
+        conditions = parse_conditions(request, kind, limits)
     mark = b""
-    if producer is not None:
+    if producer is not None or conditions is not None:
         mark = digest(media or "", closes, b"" if batch is None else batch.data)
-    return Append(path, batch, media, closes, producer, seq, mark)
+    return Append(path, batch, media, closes, producer, seq, mark, conditions)
+
+
+_CONDITIONS = frozenset(
+    (
+        b"if-match",
+        b"if-none-match",
+        b"stream-auto-create",
+        b"producer-if",
+        b"producer-strict",
+        b"idempotency-key",
+    )
+)
+
+
+def parse_conditions(request: Request, kind: str | None, limits: Limits) -> Conditions | None:
+    """The headers that make an append conditional; None when they come to nothing."""
+    headers = request.headers
+    if_empty = _only_star(headers.get(b"if-none-match"))
+    create_as = None
+    if if_empty or is_true(request, b"stream-auto-create"):
+        if kind is None:
+            raise bad(
+                "content_type_missing", "an append that may make a stream needs a Content-Type"
+            )
+        create_as = kind
+    conditions = Conditions(
+        if_match=_if_match(headers.get(b"if-match")),
+        if_empty=if_empty,
+        create_as=create_as,
+        producer_if=producer_if(headers.get(b"producer-if")),
+        strict=is_true(request, b"producer-strict"),
+        key=_key(request, limits),
+    )
+    if conditions.producer_if is not None and b"producer-id" not in headers:
+        raise bad("producer_headers_incomplete", "Producer-If needs the producer headers")
+    if conditions.if_match is not None and if_empty:
+        raise bad("precondition_conflict", "give If-Match or If-None-Match, not both")
+    return None if conditions == NO_CONDITIONS else conditions
+
+
+def _only_star(value: bytes | None) -> bool:
+    if value is None:
+        return False
+    if value != b"*":
+        raise bad("if_none_match_invalid", "on an append If-None-Match can only be *")
+    return True
+
+
+def _if_match(value: bytes | None) -> Offset | Literal["*"] | None:
+    if value is None:
+        return None
+    if value == b"*":
+        return "*"
+    if len(value) > 2 and value[:1] == b'"' and value[-1:] == b'"':
+        return tail_offset(value[1:-1].decode("latin-1"))
+    raise bad("if_match_invalid", 'If-Match is a quoted offset (If-Match: "...") or *')
+
+
+def tail_offset(text: str) -> Offset:
+    """The offset of a precondition; -1 stands for the tail of an empty stream."""
+    parsed = parse_offset(text)
+    if parsed == "-1":
+        return START
+    if parsed is None or parsed == "now":
+        raise bad("if_match_invalid", "If-Match does not hold an offset that this server gave out")
+    return parsed
+
+
+def producer_if(value: bytes | None) -> tuple[int, int] | None:
+    """Where a producer must be, as EPOCH.SEQ."""
+    if value is None:
+        return None
+    epoch, dot, seq = value.partition(b".")
+    if not dot:
+        raise bad("producer_if_invalid", "Producer-If is EPOCH.SEQ")
+    return integer(epoch, "Producer-If"), integer(seq, "Producer-If")
+
+
+def _key(request: Request, limits: Limits) -> str | None:
+    value = text_header(request, b"idempotency-key", limits.key_bytes_max)
+    return None if value is None else check_key(value)
+
+
+def check_key(value: str) -> str:
+    """An Idempotency-Key, if it can be one."""
+    if not value or any(ord(character) < 0x20 for character in value):
+        raise bad("idempotency_key_invalid", "an Idempotency-Key is neither empty nor has controls")
+    return value
 
 
 def parse_create(request: Request, path: str, limits: Limits) -> Create:
@@ -227,7 +329,7 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
     if request.body:
         if kind is None and fork_from is not None:
             raise bad("content_type_missing", "a fork with a body needs a Content-Type")
-        batch = _batch(request.body, _media_type(kind or ""), limits)
+        batch = batch_of(request.body, _media_type(kind or ""), limits)
     return Create(
         path,
         content_type=kind,
@@ -238,7 +340,8 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
     )
 
 
-def _batch(body: bytes, media: str, limits: Limits) -> Batch | None:
+def batch_of(body: bytes, media: str, limits: Limits) -> Batch | None:
+    """The messages of a body; None for an empty JSON array."""
     if media != JSON:
         return bytes_batch(body)
     batch = json_batch(body)
@@ -284,7 +387,7 @@ def _instant_ms(value: bytes) -> int:
 
 
 def rfc3339(instant_ms: int) -> str:
-    """An instant as a header shows it."""
+    """An instant as headers and problems show it."""
     instant = datetime.fromtimestamp(instant_ms / 1000, UTC)
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -8,10 +8,17 @@ from fencepost.protocol.appends import (
     AppendOutcome,
     Duplicate,
     EpochStart,
+    KeyDisagrees,
+    KeyRecord,
+    KeyReused,
+    OtherContent,
+    ProducerMoved,
+    Replayed,
     SeqRegression,
     SequenceGap,
     StaleEpoch,
     StreamClosed,
+    TailMoved,
     TypeMismatch,
 )
 from fencepost.protocol.creates import (
@@ -25,6 +32,7 @@ from fencepost.protocol.creates import (
     SourceMissing,
 )
 from fencepost.protocol.offsets import Offset, wire
+from fencepost.server.handlers.parsing import rfc3339
 from fencepost.server.http import Headers, Response
 from fencepost.server.problems import problem
 from fencepost.store.contract import Failed, Missing, SoftDeleted, Unknown
@@ -91,17 +99,34 @@ def failed(outcome: Failed | Unknown) -> Response:
     )
 
 
-def appended(
-    outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown,
-) -> Response:
+def appended(outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown) -> Response:
     """The answer to a POST."""
-    if isinstance(outcome, Appended):
-        return _accepted(outcome)
-    if isinstance(outcome, Duplicate):
-        return _duplicate(outcome)
     match outcome:
+        case Appended():
+            return _accepted(outcome)
+        case Duplicate():
+            return _duplicate(outcome)
+        case Replayed(original):
+            return _replayed(original)
         case AlreadyClosed(tail):
             return _plain(204, next_offset(tail), _CLOSED)
+        case Missing():
+            return missing()
+        case SoftDeleted():
+            return soft_deleted()
+        case Failed() | Unknown():
+            return failed(outcome)
+        case KeyReused() | KeyDisagrees() | OtherContent() | ProducerMoved() | TailMoved():
+            return _unmet(outcome)
+        case _:
+            return _out_of_order(outcome)
+
+
+def _out_of_order(
+    outcome: StreamClosed | StaleEpoch | EpochStart | SequenceGap | TypeMismatch | SeqRegression,
+) -> Response:
+    """What the public protocol refuses."""
+    match outcome:
         case StreamClosed(tail):
             return refused(
                 409,
@@ -149,18 +174,62 @@ def appended(
                 "Sequence regression",
                 f"Stream-Seq must be greater than {last!r}",
             )
-        case Missing():
-            return missing()
-        case SoftDeleted():
-            return soft_deleted()
-        case Failed() | Unknown():
-            return failed(outcome)
+
+
+def _unmet(
+    outcome: KeyReused | KeyDisagrees | OtherContent | ProducerMoved | TailMoved,
+) -> Response:
+    """What our own conditions refuse."""
+    match outcome:
+        case KeyReused(first_used_ms):
+            return refused(
+                409,
+                "idempotency_key_reused",
+                "Idempotency key reused",
+                f"the key was used for another request at {rfc3339(first_used_ms)}",
+            )
+        case KeyDisagrees():
+            return refused(
+                409,
+                "idempotency_key_conflict",
+                "Idempotency key conflict",
+                "the Idempotency-Key and the producer headers do not speak of the same request",
+            )
+        case OtherContent(original):
+            return refused(
+                409,
+                "producer_content_mismatch",
+                "Other content",
+                "this sequence number was accepted with another content, or too long ago to tell",
+                *(() if original is None else (_original(original.offset),)),
+            )
+        case ProducerMoved(epoch, seq):
+            known = epoch is not None and seq is not None
+            return refused(
+                412,
+                "producer_moved",
+                "Producer moved",
+                "the producer is not where Producer-If says" + ("" if known else ": it is unknown"),
+                *(() if epoch is None or seq is None else _producer_state(epoch, seq)),
+            )
+        case TailMoved(tail):
+            return refused(
+                412,
+                "tail_moved",
+                "Tail moved",
+                f"the stream ends at {tail}: read from there, then decide again",
+                next_offset(tail),
+                (b"Stream-Version", b"%d" % (tail.messages - 1)),
+            )
 
 
 def _accepted(outcome: Appended) -> Response:
     """The answer that is given most, so its lines are written in one go."""
     messages, size = outcome.tail
-    block = b"Stream-Next-Offset: %016d_%016d\r\n%b" % (messages, size, BROWSER_BLOCK)
+    block = (
+        b"Stream-Next-Offset: %016d_%016d\r\nStream-Version: %d\r\nStream-Position: %d\r\n%b"
+        % (messages, size, messages - 1, outcome.position, BROWSER_BLOCK)
+    )
     if outcome.closed:
         block += b"Stream-Closed: true\r\n"
     producer = outcome.producer
@@ -171,15 +240,37 @@ def _accepted(outcome: Appended) -> Response:
     return Response(204 if outcome.start == outcome.tail else 200, [], b"", block)
 
 
+def _producer_state(epoch: int, seq: int) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"Producer-Epoch", b"%d" % epoch), (b"Producer-Seq", b"%d" % seq))
+
+
+def _original(offset: Offset) -> tuple[bytes, bytes]:
+    return (b"Stream-Offset", wire(offset))
+
+
+def _replayed(original: KeyRecord) -> Response:
+    """The original answer again, marked."""
+    headers = [
+        next_offset(original.tail),
+        _original(original.start),
+        (b"Stream-Version", b"%d" % (original.tail.messages - 1)),
+        (b"Stream-Position", b"%d" % original.position),
+        (b"Idempotency-Replayed", b"true"),
+    ]
+    if original.closed:
+        headers.append(_CLOSED)
+    return _plain(200, *headers)
+
+
 def _duplicate(outcome: Duplicate) -> Response:
     headers = [
         next_offset(outcome.tail),
-        (b"Producer-Epoch", b"%d" % outcome.producer_epoch),
-        (b"Producer-Seq", b"%d" % outcome.producer_seq),
+        *_producer_state(outcome.producer_epoch, outcome.producer_seq),
+        (b"Stream-Version", b"%d" % (outcome.tail.messages - 1)),
         *BROWSER,
     ]
     if outcome.original is not None:
-        headers.append((b"Stream-Offset", wire(outcome.original.offset)))
+        headers.append(_original(outcome.original.offset))
         headers.append((b"Producer-Match", b"true" if outcome.matches else b"false"))
     if outcome.closed:
         headers.append(_CLOSED)

@@ -136,6 +136,9 @@ def fetch(connection: apsw.Connection, query: str, values: tuple[object, ...] = 
 
 def is_disk_error(error: BaseException) -> bool:
     """Whether the disk itself failed, after which no cached page can be trusted."""
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
+        # No room for the log's index, which is not data: a full disk by another name.
+        return False
     return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import apsw
 
-from fencepost.protocol.appends import Append, Appended
+from fencepost.protocol.appends import Append, Appended, KeyRecord
 from fencepost.protocol.batches import Batch
+from fencepost.protocol.commits import Part
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
 from fencepost.store.contract import Published, StreamInfo
@@ -24,7 +25,9 @@ from fencepost.store.sqlite.database import Row, fetch
 from fencepost.store.sqlite.records import CLOSED, DELETED, LIVE, MESSAGES, SOFT_DELETED
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
-NO_DATA: tuple[Any, ...] = (None, None)
+COMMITS = 0
+"""The stream id under which the keys of whole commits are kept; no stream has it."""
+NO_DATA: tuple[Any, ...] = (None, None, None)
 
 
 class Entry:
@@ -67,12 +70,17 @@ class LedgerGroup:
         "created",
         "entries",
         "inserts",
+        "key_rows",
+        "keys",
         "number",
         "parts",
         "producers",
         "rows",
+        "staged",
         "statements",
+        "unshown",
         "updates",
+        "used_parts",
         "views",
     )
 
@@ -84,11 +92,16 @@ class LedgerGroup:
         self.created: set[int] = set()
         self.producers: dict[tuple[int, str], Producer] = {}
         self.parts: dict[int, tuple[Offset, list[bytes]]] = {}
+        self.keys: dict[tuple[int, str], tuple[KeyRecord, bytes]] = {}
+        self.unshown: set[int] = set()  # streams that got data which is not in `parts`
+        self.staged: dict[tuple[Part, int], bytes] = {}  # the digests of uploaded chunks
+        self.used_parts: dict[Part, int] = {}  # staged parts that became messages, and where
         self.statements: list[tuple[str, tuple[object, ...]]] = []
         # Filled when the group is sealed:
         self.inserts: list[Row] = []
         self.updates: list[Row] = []
         self.views: list[tuple[Entry, StreamInfo, int]] = []
+        self.key_rows: list[Row] = []
         self.counters: Row = ()
 
     def is_empty(self) -> bool:
@@ -99,9 +112,15 @@ class Ledger:
     """The decided state. Its methods are called on the event loop only."""
 
     def __init__(
-        self, connection: apsw.Connection, *, streams_max: int, producers_max: int
+        self,
+        connection: apsw.Connection,
+        *,
+        streams_max: int,
+        producers_max: int,
+        key_retention_ms: int | None = None,
     ) -> None:
         self._connection = connection
+        self._key_retention_ms = key_retention_ms
         self._streams_max = streams_max
         self._producers_max = producers_max
         self._by_path: dict[str, Entry] = {}
@@ -201,6 +220,43 @@ class Ledger:
         }
         entry.producers = {key: entry.producers[key] for key in pending}
 
+    def find_key(self, stream_id: int, key: str) -> KeyRecord | None:
+        """What an Idempotency-Key of a stream stands for."""
+        for group in self._pending:
+            kept = group.keys.get((stream_id, key))
+            if kept is not None:
+                return kept[0]
+        rows = fetch(self._connection, "find_key", (stream_id, "", key))
+        return records.key_from_row(rows[0])[0] if rows else None
+
+    def find_commit_key(self, key: str) -> tuple[KeyRecord, bytes] | None:
+        """What the key of a whole commit stands for, and what was answered."""
+        for group in self._pending:
+            kept = group.keys.get((COMMITS, key))
+            if kept is not None:
+                return kept
+        rows = fetch(self._connection, "find_key", (COMMITS, "", key))
+        return records.key_from_row(rows[0]) if rows else None
+
+    def find_part(self, part: Part) -> tuple[str, int | None, list[Row]] | None:
+        """A staged part: its type, the position it was committed at if it was, and its chunks."""
+        for group in self._pending:
+            if part in group.used_parts:
+                return "", group.used_parts[part], []
+        rows = fetch(self._connection, "find_part", part)
+        if not rows:
+            return None
+        [(media_type, committed)] = rows
+        return media_type, committed, fetch(self._connection, "part_chunks", part)
+
+    def find_chunk(self, part: Part, ordinal: int) -> bytes | None:
+        """The digest of a chunk that was uploaded before."""
+        for group in self._pending:
+            if (part, ordinal) in group.staged:
+                return group.staged[part, ordinal]
+        rows = fetch(self._connection, "find_chunk", (*part, ordinal))
+        return bytes(rows[0][0]) if rows else None
+
     # Deciding: each of these changes the ledger and the open group together
 
     def touch(self, group: LedgerGroup, entry: Entry) -> None:
@@ -223,6 +279,9 @@ class Ledger:
     ) -> None:
         """Messages of `entry` from `start` on: a row of the log. `sent` says who sent them."""
         stream_id = entry.stream.id
+        if batch.chunks:
+            self._refer(group, stream_id, start, batch, sent)
+            return
         group.rows.append(
             (
                 self.next_position,
@@ -234,6 +293,7 @@ class Ledger:
                 batch.size,
                 self.last_ms,
                 *sent,
+                None,
                 batch.lengths,
                 batch.data,
             )
@@ -246,16 +306,31 @@ class Ledger:
         else:
             parts[1].append(batch.data)
 
+    def _refer(
+        self, group: LedgerGroup, stream_id: int, start: Offset, batch: Batch, sent: tuple[Any, ...]
+    ) -> None:
+        """Rows that make staged chunks messages of a stream, without a byte of their data."""
+        messages, size = start
+        for chunk in batch.chunks:
+            place = (size, messages, chunk.messages, chunk.size, self.last_ms)
+            reference = (chunk.id, None, None)
+            group.rows.append((self.next_position, stream_id, MESSAGES, *place, *sent, *reference))
+            self.next_position += chunk.messages
+            messages += chunk.messages
+            size += chunk.size
+            # Only the first row of a batch is a link in its producer's chain.
+            sent = (*sent[:3], None, None)
+        # Readers who wait must ask for the data: it is not at hand.
+        group.unshown.add(stream_id)
+
     def mark(
         self, group: LedgerGroup, entry: Entry, kind: int, sent: tuple[Any, ...] = NO_PRODUCER
     ) -> None:
         """Something other than messages happened to a stream: a row of the log without data."""
         stream = entry.stream
         messages, size = stream.tail
-        group.rows.append(
-            (self.next_position, stream.id, kind, size, messages, 1, 0, self.last_ms, *sent)
-            + NO_DATA
-        )
+        place = (size, messages, 1, 0, self.last_ms)
+        group.rows.append((self.next_position, stream.id, kind, *place, *sent, *NO_DATA))
         self.next_position += 1
 
     def apply(
@@ -276,6 +351,20 @@ class Ledger:
             self.write(group, entry, outcome.start, request.batch, sent)
             stream.tail = outcome.tail
             sent = NO_PRODUCER
+        conditions = request.conditions
+        if conditions is not None and conditions.key is not None:
+            self.keep_key(
+                group,
+                (stream.id, conditions.key),
+                KeyRecord(
+                    request.digest,
+                    outcome.start,
+                    outcome.tail,
+                    outcome.closed,
+                    outcome.position,
+                    now_ms,
+                ),
+            )
         if request.seq is not None:
             stream.seq = request.seq
         if outcome.closed:
@@ -285,6 +374,12 @@ class Ledger:
             self.mark(group, entry, CLOSED, sent)
         self.slide(entry, now_ms)
         self.touch(group, entry)
+
+    def keep_key(
+        self, group: LedgerGroup, place: tuple[int, str], record: KeyRecord, answer: bytes = b""
+    ) -> None:
+        """Remember what a key was used for, in the commit that it was used in."""
+        group.keys[place] = (record, answer)
 
     def slide(self, entry: Entry, now_ms: int) -> bool:
         """Restart the time to live; true when what is stored no longer covers it."""
@@ -337,6 +432,10 @@ class Ledger:
             else:
                 group.updates.append((*hot, stream.id))
             group.views.append((entry, view_of(stream), entry.state))
+        retention_ms = self._key_retention_ms
+        for (stream_id, key), (record, answer) in group.keys.items():
+            expires_ms = None if retention_ms is None else record.created_ms + retention_ms
+            group.key_rows.append(records.key_columns(stream_id, key, record, answer, expires_ms))
         group.counters = (self.next_position, self.next_stream, self.last_ms)
 
     def committed(self, group: LedgerGroup) -> list[Published]:
@@ -347,7 +446,8 @@ class Ledger:
         for entry, view, state in group.views:
             entry.view = view
             start, parts = group.parts.get(view.id, (view.tail, ()))
-            published.append(Published(view, start, parts, gone=state != LIVE))
+            shown = None if view.id in group.unshown else parts
+            published.append(Published(view, start, shown, gone=state != LIVE))
             if state == DELETED:
                 self._drop(entry)
         return published

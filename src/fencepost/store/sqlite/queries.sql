@@ -35,8 +35,61 @@ WHERE id = ?
 -- name: insert_log
 INSERT INTO log (
     position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,
-    previous, digest, lengths, data
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    previous, digest, chunk, lengths, data
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: find_key
+SELECT digest, start_messages, start_bytes, tail_messages, tail_bytes, closed, position, created_ms,
+       answer
+FROM keys WHERE stream = ? AND principal = ? AND key = ?
+
+-- name: save_key
+INSERT INTO keys (
+    stream, principal, key, digest, start_messages, start_bytes, tail_messages, tail_bytes, closed,
+    position, created_ms, expires_ms, answer
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: sweep_keys
+-- Some keys whose time is over. Until it is swept a key counts, whatever the time.
+DELETE FROM keys WHERE (stream, principal, key) IN (
+    SELECT stream, principal, key FROM keys
+    WHERE expires_ms IS NOT NULL AND expires_ms <= ? ORDER BY expires_ms LIMIT ?
+)
+
+-- name: find_part
+SELECT media_type, committed FROM parts WHERE txn = ? AND part = ?
+
+-- name: part_chunks
+SELECT id, ordinal, count, size, digest FROM chunks WHERE txn = ? AND part = ? ORDER BY ordinal
+
+-- name: find_chunk
+SELECT digest FROM chunks WHERE txn = ? AND part = ? AND ordinal = ?
+
+-- name: save_part
+INSERT INTO parts (txn, part, media_type, staged_ms) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: save_chunk
+INSERT INTO chunks (txn, part, ordinal, count, size, staged_ms, lengths, data, digest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: commit_part
+UPDATE parts SET committed = ? WHERE txn = ? AND part = ? AND committed IS NULL
+
+-- name: abandoned_parts
+-- Parts that nobody committed in time.
+SELECT txn, part FROM parts WHERE committed IS NULL AND staged_ms <= ? ORDER BY staged_ms LIMIT ?
+
+-- name: drop_part
+DELETE FROM parts WHERE txn = ? AND part = ? AND committed IS NULL
+
+-- name: drop_chunks
+DELETE FROM chunks WHERE txn = ? AND part = ?
+
+-- name: count_waiting_parts
+SELECT count(*) FROM parts WHERE committed IS NULL
+
+-- name: purge_keys
+DELETE FROM keys WHERE stream = ?
 
 -- name: find_producer
 SELECT epoch, seq, first, position, updated_ms FROM producers WHERE stream = ? AND id = ?

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from fencepost.protocol.appends import KeyRecord
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Fork, Lifetime, Producer, Segment, Stream, pack
 from fencepost.store.sqlite.database import Row
@@ -114,4 +115,32 @@ def producer_columns(stream_id: int, producer: Producer) -> Row:
         producer.first,
         producer.position,
         producer.updated_ms,
+    )
+
+
+def key_from_row(row: Row) -> tuple[KeyRecord, bytes]:
+    """What a key stands for, and the answer that is kept with it."""
+    digest, start_messages, start_bytes, tail_messages, tail_bytes, closed, position, at, answer = (
+        row
+    )
+    start, tail = Offset(start_messages, start_bytes), Offset(tail_messages, tail_bytes)
+    return KeyRecord(digest, start, tail, bool(closed), position, at), answer or b""
+
+
+def key_columns(
+    stream_id: int, key: str, record: KeyRecord, answer: bytes, expires_ms: int | None
+) -> Row:
+    """A key in the order of `save_key`."""
+    return (
+        stream_id,
+        "",
+        key,
+        record.digest,
+        *record.start,
+        *record.tail,
+        record.closed,
+        record.position,
+        record.created_ms,
+        expires_ms,
+        answer or None,
     )

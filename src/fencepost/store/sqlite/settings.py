@@ -29,5 +29,11 @@ class SqliteSettings:
     """Hold writers up and shrink the write-ahead log when it has grown past this."""
     log_retention_ms: int = 7 * 86_400_000
     """How long the rows of a deleted stream stay readable in the global log."""
+    key_retention_s: int = 7 * 86_400
+    """How long an Idempotency-Key is remembered; 0 keeps keys for ever."""
+    staging_ttl_s: int = 86_400
+    """How long a staged part waits for its commit."""
+    staged_parts_max: int = 200_000
+    """Parts that may wait for their commit at once."""
     sweep_interval_ms: int = 1_000
     """How often expired streams are looked for."""

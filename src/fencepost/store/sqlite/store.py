@@ -16,7 +16,28 @@ from typing import Any
 import apsw
 
 from fencepost.clock import Clock
-from fencepost.protocol.appends import Append, Appended, AppendOutcome, Duplicate, decide_append
+from fencepost.protocol.appends import (
+    Append,
+    Appended,
+    AppendOutcome,
+    Duplicate,
+    KeyRecord,
+    Replayed,
+    decide_append,
+)
+from fencepost.protocol.commits import (
+    Commit,
+    CommitItem,
+    CommitKeyReused,
+    CommitOutcome,
+    CommitRefused,
+    CommitReplayed,
+    Committed,
+    ItemDeleted,
+    ItemMissing,
+    decide_commit,
+    describe_commit,
+)
 from fencepost.protocol.creates import (
     BadForkPoint,
     Create,
@@ -27,20 +48,26 @@ from fencepost.protocol.creates import (
     SourceMissing,
     decide_create,
 )
-from fencepost.protocol.offsets import Offset
+from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Segment, Stream
 from fencepost.store.commit import DiskFullError, GroupCommit
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
+    ChunkConflict,
     Deleted,
     Failed,
     Failure,
     Missing,
+    PartClosed,
     Published,
     SoftDeleted,
+    Staged,
+    StageOutcome,
     StreamInfo,
+    TooManyParts,
     Truncated,
+    Upload,
     Watcher,
 )
 from fencepost.store.sqlite import reading
@@ -56,7 +83,8 @@ from fencepost.store.sqlite.database import (
     make_folder,
     migrate,
 )
-from fencepost.store.sqlite.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
+from fencepost.store.sqlite.drafts import Draft
+from fencepost.store.sqlite.ledger import COMMITS, NO_PRODUCER, Entry, Ledger, LedgerGroup
 from fencepost.store.sqlite.records import CLOSED, EXPIRED, REMOVED, producer_columns
 from fencepost.store.sqlite.settings import SqliteSettings
 
@@ -102,6 +130,7 @@ class SqliteStore:
             self._lookups,
             streams_max=settings.streams_cached_max,
             producers_max=settings.producers_cached_max,
+            key_retention_ms=settings.key_retention_s * 1000 or None,
         )
         self._listeners: list[Listener] = []
         self._watchers: list[Watcher] = []
@@ -168,6 +197,9 @@ class SqliteStore:
         if self.failure.done():
             done(Failed(full=False))
             return
+        if request.conditions is not None:
+            self._append_on_condition(request, done)
+            return
         now_ms = self.tick()
         entry = self._alive(request.path, now_ms)
         if entry is None or entry.stream.soft_deleted:
@@ -186,6 +218,107 @@ class SqliteStore:
             if self.ledger.slide(entry, now_ms):
                 self.ledger.touch(self.commits.group, entry)
         self._answer(done, outcome)
+
+    def _append_on_condition(
+        self,
+        request: Append,
+        done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
+    ) -> None:
+        """An append with more to check, which may have to make its stream: a draft of one."""
+        draft = Draft(self.ledger, self._alive, self.tick())
+        outcome = draft.decide(CommitItem(request))
+        if isinstance(outcome, ItemMissing | ItemDeleted):
+            self._answer(done, Missing() if isinstance(outcome, ItemMissing) else SoftDeleted())
+            return
+        self._carry_out(draft)
+        self.counts.duplicates += isinstance(outcome, Duplicate | Replayed)
+        self._answer(done, outcome)
+
+    def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
+        if self.failure.done():
+            done(Failed(full=False))
+            return
+        now_ms = self.tick()
+        known = None if request.key is None else self.ledger.find_commit_key(request.key)
+        if known is not None:
+            record, answer = known
+            same = record.digest == request.digest
+            self._answer(
+                done, CommitReplayed(answer) if same else CommitKeyReused(record.created_ms)
+            )
+            return
+        draft = Draft(self.ledger, self._alive, now_ms)
+        outcomes = []
+        for item in request.items:
+            outcomes.append(draft.decide(item))
+            if isinstance(decide_commit(outcomes[-1:]), CommitRefused):
+                break
+        outcome = decide_commit(outcomes)
+        if isinstance(outcome, Committed):
+            self._carry_out(draft)
+            self._keep_commit(request, draft, outcome, now_ms)
+        self._answer(done, outcome)
+
+    def _keep_commit(self, request: Commit, draft: Draft, outcome: Committed, now_ms: int) -> None:
+        group = self.commits.group
+        last = self.ledger.next_position - 1
+        for part in draft.parts:
+            group.used_parts[part] = last
+            group.statements.append((QUERIES["commit_part"], (last, *part)))
+        if request.key is not None:
+            record = KeyRecord(request.digest, START, START, False, last, now_ms)
+            answer = describe_commit(request, outcome)
+            self.ledger.keep_key(group, (COMMITS, request.key), record, answer)
+
+    def _carry_out(self, draft: Draft) -> None:
+        """Do what a draft has decided, on the ledger and in the open group."""
+        group = self.commits.group
+        used = {append.path for append, _ in draft.decided}
+        for path, stream in draft.made.items():
+            if path in used:
+                self.ledger.add(group, stream)
+                for watcher in self._watchers:
+                    watcher.created(stream.id, stream.path, stream.tail)
+        for append, outcome in draft.decided:
+            entry = self.ledger.find(append.path)
+            assert entry is not None
+            self.ledger.apply(group, entry, append, outcome, self.ledger.last_ms)
+            self.counts.add(append)
+
+    def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
+        if self.failure.done():
+            done(Failed(full=False))
+            return
+        self._answer(done, self._stage(upload, self.tick()))
+
+    def _stage(self, upload: Upload, now_ms: int) -> StageOutcome:
+        part, batch = upload.part, upload.batch
+        staged = Staged(batch.messages, batch.size, repeated=False)
+        before = self.ledger.find_chunk(part, upload.ordinal)
+        if before is not None:
+            if before != upload.digest:
+                return ChunkConflict("another content was uploaded as this chunk before")
+            return staged._replace(repeated=True)
+        found = self.ledger.find_part(part)
+        if found is not None:
+            media_type, committed, _ = found
+            if committed is not None:
+                return PartClosed(committed)
+            if media_type != upload.media_type:
+                return ChunkConflict(f"the part holds {media_type}")
+        elif self._too_many_parts():
+            return TooManyParts(self.settings.staged_parts_max)
+        group = self.commits.group
+        group.staged[part, upload.ordinal] = upload.digest
+        group.bytes += batch.size
+        group.statements.append((QUERIES["save_part"], (*part, upload.media_type, now_ms)))
+        columns = (batch.messages, batch.size, now_ms, batch.lengths, batch.data, upload.digest)
+        group.statements.append((QUERIES["save_chunk"], (*part, upload.ordinal, *columns)))
+        return staged
+
+    def _too_many_parts(self) -> bool:
+        [(waiting,)] = self.lookup(QUERIES["count_waiting_parts"])
+        return bool(waiting >= self.settings.staged_parts_max)
 
     def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
         if self.failure.done():
@@ -282,7 +415,7 @@ class SqliteStore:
         at = asked.offset if asked.offset is not None else source.tail
         if at.bytes > source.tail.bytes:
             return BadForkPoint("the offset is beyond the end of the source")
-        # Whoever asks knows the committed tail, while appends behind it may be on their way to disk.
+        # Whoever asks knows the committed tail; appends behind it may still be on their way.
         known = source.first if entry.view is None else entry.view.tail
         if asked.sub_offset == 0 and at in (source.tail, source.first, known):
             return ForkPoint(source, at)
@@ -399,6 +532,7 @@ class SqliteStore:
             connection = self._writer.connection
             with connection:
                 connection.execute(QUERIES["purge_producers"], (stream_id,))
+                connection.execute(QUERIES["purge_keys"], (stream_id,))
                 connection.execute(QUERIES["purge_stream"], (stream_id,))
             connection.execute(f"PRAGMA incremental_vacuum({pages_max})").fetchall()
 
@@ -470,6 +604,8 @@ class _LedgerWriter(Writer):
                 for (stream_id, _), producer in sealed.producers.items()
             ]
             connection.executemany(QUERIES["save_producer"], rows)
+        if sealed.key_rows:
+            connection.executemany(QUERIES["save_key"], sealed.key_rows)
         for statement, values in sealed.statements:
             connection.execute(statement, values)
         connection.execute(QUERIES["save_counters"], sealed.counters)

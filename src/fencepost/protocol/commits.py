@@ -1,0 +1,186 @@
+"""Deciding a commit: several appends to several streams, all of them or none.
+
+Each append is decided by `decide_append` on top of those before it; what their outcomes come to as
+a whole is decided here. A commit that was done before is a duplicate as a whole; one that was done
+in part is none, and refused: somebody uses the same producer for something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from fencepost.protocol.appends import (
+    AlreadyClosed,
+    Append,
+    Appended,
+    AppendOutcome,
+    Duplicate,
+    Replayed,
+)
+
+
+class Part(NamedTuple):
+    """Staged data, named as it was uploaded."""
+
+    txn: str
+    part: str
+
+
+class CommitItem(NamedTuple):
+    """One append of a commit: what it carries itself, or the staged parts it is made of."""
+
+    append: Append
+    parts: tuple[Part, ...] = ()
+
+
+class Commit(NamedTuple):
+    """Appends to be made together. `digest` tells a repeated request from another one."""
+
+    items: tuple[CommitItem, ...]
+    key: str | None = None
+    digest: bytes = b""
+
+
+class ItemMissing(NamedTuple):
+    """The item's stream does not exist."""
+
+
+class ItemDeleted(NamedTuple):
+    """The item's stream was deleted, and only its forks can still read it."""
+
+
+class PartMissing(NamedTuple):
+    """No such part is staged: it was never uploaded, or it expired."""
+
+    part: Part
+
+
+class PartUsed(NamedTuple):
+    """The part was committed before."""
+
+    part: Part
+    position: int
+
+
+class PartIncomplete(NamedTuple):
+    """Some of the part's chunks are missing: the next one expected is `ordinal`."""
+
+    part: Part
+    ordinal: int
+
+
+class PartTwice(NamedTuple):
+    """The commit names the same part twice."""
+
+    part: Part
+
+
+ItemOutcome = (
+    AppendOutcome | ItemMissing | ItemDeleted | PartMissing | PartUsed | PartIncomplete | PartTwice
+)
+
+
+class Committed(NamedTuple):
+    """All items were appended."""
+
+    outcomes: tuple[Appended, ...]
+
+
+class CommitDuplicate(NamedTuple):
+    """All items had been appended before."""
+
+    outcomes: tuple[Duplicate | Replayed | AlreadyClosed, ...]
+
+
+class CommitReplayed(NamedTuple):
+    """The commit's key was used before for the same commit: `answer` is what was said then."""
+
+    answer: bytes
+
+
+class CommitKeyReused(NamedTuple):
+    """The commit's key was used before for another commit."""
+
+    first_used_ms: int
+
+
+class CommitRefused(NamedTuple):
+    """One item was refused, so none was done."""
+
+    item: int
+    outcome: ItemOutcome
+
+
+class CommitPartial(NamedTuple):
+    """Some items were appended before and others not: nothing was done."""
+
+    duplicates: tuple[int, ...]
+
+
+CommitOutcome = (
+    Committed | CommitDuplicate | CommitReplayed | CommitKeyReused | CommitRefused | CommitPartial
+)
+
+
+def decide_commit(
+    outcomes: Sequence[ItemOutcome],
+) -> Committed | CommitDuplicate | CommitRefused | CommitPartial:
+    """What a commit comes to whose items were decided so, one on top of the other."""
+    done: list[Appended] = []
+    repeated: list[Duplicate | Replayed | AlreadyClosed] = []
+    duplicates: list[int] = []
+    for index, outcome in enumerate(outcomes):
+        match outcome:
+            case Appended():
+                done.append(outcome)
+            case Duplicate() | Replayed() | AlreadyClosed():
+                repeated.append(outcome)
+                duplicates.append(index)
+            case _:
+                return CommitRefused(index, outcome)
+    if not repeated:
+        return Committed(tuple(done))
+    if not done:
+        return CommitDuplicate(tuple(repeated))
+    return CommitPartial(tuple(duplicates))
+
+
+def describe_commit(request: Commit, outcome: Committed | CommitDuplicate) -> bytes:
+    """The body that answers a commit: where each of its appends went."""
+    appends = [
+        {"stream": item.append.path, **_where(decided)}
+        for item, decided in zip(request.items, outcome.outcomes, strict=True)
+    ]
+    return msgspec.json.encode({"appends": appends})
+
+
+def _where(outcome: Appended | Duplicate | Replayed | AlreadyClosed) -> dict[str, object]:
+    match outcome:
+        case Appended():
+            return {
+                "offset": str(outcome.start),
+                "next_offset": str(outcome.tail),
+                "version": outcome.tail.messages - 1,
+                "position": outcome.position,
+                "closed": outcome.closed,
+            }
+        case Replayed(original):
+            return {
+                "offset": str(original.start),
+                "next_offset": str(original.tail),
+                "version": original.tail.messages - 1,
+                "position": original.position,
+                "closed": original.closed,
+            }
+        case Duplicate():
+            start = outcome.original
+            return {
+                "offset": None if start is None else str(start.offset),
+                "matches": outcome.matches,
+                "closed": outcome.closed,
+            }
+        case AlreadyClosed(tail):
+            return {"next_offset": str(tail), "closed": True}

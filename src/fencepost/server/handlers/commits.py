@@ -1,0 +1,361 @@
+"""`POST /v1/commit` and `POST /v1/staging/{txn}/{part}`: several appends as one, and data for them.
+
+A commit's body is JSON. Each of its appends says what a POST to its stream would say in headers,
+and brings its data along or names the staged parts that it is made of. The answer to a refused
+commit says which append was refused and why; nothing of the commit has happened then.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from fencepost.protocol.appends import Append, Conditions, ProducerTuple
+from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
+from fencepost.protocol.commits import (
+    Commit,
+    CommitDuplicate,
+    CommitItem,
+    CommitKeyReused,
+    CommitOutcome,
+    CommitPartial,
+    CommitRefused,
+    CommitReplayed,
+    Committed,
+    ItemDeleted,
+    ItemMissing,
+    ItemOutcome,
+    Part,
+    PartIncomplete,
+    PartMissing,
+    PartTwice,
+    PartUsed,
+    describe_commit,
+)
+from fencepost.protocol.limits import Limits
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.streams import JSON, media_type
+from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
+from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
+from fencepost.server.http import Request, Response
+from fencepost.store.contract import (
+    ChunkConflict,
+    Failed,
+    PartClosed,
+    Staged,
+    StageOutcome,
+    Store,
+    TooManyParts,
+    Unknown,
+    Upload,
+)
+
+COMMIT_PATH = b"/v1/commit"
+STAGING_ROOT = b"/v1/staging/"
+
+Respond = Callable[[Response], None]
+
+
+class _Producer(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    epoch: int
+    seq: int
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    txn: str
+    part: str
+
+
+class _Item(msgspec.Struct, forbid_unknown_fields=True):
+    stream: str
+    content_type: str | None = None
+    data: msgspec.Raw = msgspec.Raw()
+    data_base64: str | None = None
+    parts: list[_Part] = []
+    close: bool = False
+    producer: _Producer | None = None
+    producer_if: str | None = None
+    producer_strict: bool = False
+    stream_seq: str | None = None
+    if_match: str | None = None
+    if_none_match: Literal["*"] | None = None
+    auto_create: bool = False
+    key: str | None = None
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    appends: list[_Item]
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+class Commits:
+    """The handlers of commits and staging. They answer from a callback, like an append."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+
+    def commit(self, request: Request, answer: Respond) -> None:
+        if request.repeated:
+            parsing.refuse_repeated(request)
+        commit = self._parse(request)
+        self._store.commit(commit, lambda outcome: answer(_committed(commit, outcome)))
+
+    def stage(self, request: Request, answer: Respond) -> None:
+        if request.repeated:
+            parsing.refuse_repeated(request)
+        upload = self._parse_upload(request)
+        self._store.stage(upload, lambda outcome: answer(_staged(upload, outcome)))
+
+    def _parse(self, request: Request) -> Commit:
+        try:
+            body = _DECODER.decode(request.body)
+        except msgspec.DecodeError as error:
+            raise bad("commit_invalid", f"the body is not a commit: {error}") from None
+        except RecursionError:
+            raise bad("commit_invalid", "the body is nested too deeply") from None
+        if not body.appends:
+            raise bad("commit_empty", "a commit has at least one append")
+        if len(body.appends) > self._limits.commit_appends_max:
+            raise _too_large("appends", "commit_appends_max", self._limits.commit_appends_max)
+        if sum(len(item.parts) for item in body.appends) > self._limits.commit_parts_max:
+            raise _too_large("parts", "commit_parts_max", self._limits.commit_parts_max)
+        items = []
+        for index, item in enumerate(body.appends):
+            try:
+                items.append(self._item(item))
+            except RefusedError as error:
+                error.response = _at_item(error.response, index)
+                raise
+        key = parsing.text_header(request, b"idempotency-key", self._limits.key_bytes_max)
+        if key is not None:
+            parsing.check_key(key)
+        return Commit(tuple(items), key, hashlib.sha256(request.body).digest()[:DIGEST_BYTES])
+
+    def _item(self, item: _Item) -> CommitItem:
+        limits = self._limits
+        path = parsing.check_path(item.stream)
+        if len(path.encode()) > limits.path_bytes_max:
+            raise bad("path_too_long", f"a stream path has at most {limits.path_bytes_max} bytes")
+        kind = item.content_type
+        if kind is not None:
+            kind = parsing.check_content_type(kind, limits)
+        batch = self._batch(item, kind)
+        if batch is None and not item.parts and not item.close:
+            raise bad("body_empty", "an append has data, data_base64 or parts, unless it closes")
+        media = None if kind is None else media_type(kind)
+        mark = digest(media or "", item.close, b"" if batch is None else batch.data)
+        append = Append(
+            path,
+            batch,
+            media,
+            item.close,
+            self._producer(item),
+            _bounded(item.stream_seq, "stream_seq", limits.stream_seq_bytes_max),
+            mark,
+            self._conditions(item, kind),
+        )
+        return CommitItem(append, tuple(Part(part.txn, part.part) for part in item.parts))
+
+    def _batch(self, item: _Item, kind: str | None) -> Batch | None:
+        data = bytes(item.data)
+        given = bool(data) + (item.data_base64 is not None) + bool(item.parts)
+        if given > 1:
+            raise bad("commit_invalid", "give one of data, data_base64 and parts")
+        if data:
+            if kind is None or media_type(kind) != JSON:
+                raise bad("content_type_invalid", "data is JSON: for other types use data_base64")
+        elif item.data_base64 is not None:
+            if kind is None:
+                raise bad("content_type_missing", "an append needs a content_type")
+            try:
+                data = base64.b64decode(item.data_base64, validate=True)
+            except binascii.Error:
+                raise bad("base64_invalid", "data_base64 is not base64") from None
+            if not data:
+                raise bad("body_empty", "data_base64 is empty")
+        else:
+            return None
+        return parsing.batch_of(data, media_type(kind), self._limits)
+
+    def _producer(self, item: _Item) -> ProducerTuple | None:
+        producer = item.producer
+        if producer is None:
+            return None
+        for value in (producer.epoch, producer.seq):
+            if not 0 <= value <= parsing.INTEGER_MAX:
+                raise bad("header_invalid", "epoch and seq are integers from 0 to 2^53-1")
+        name = _bounded(producer.id, "producer.id", self._limits.producer_id_bytes_max)
+        if not name or name.isspace():
+            raise bad("producer_id_empty", "a producer id must not be empty")
+        return ProducerTuple(name, producer.epoch, producer.seq)
+
+    def _conditions(self, item: _Item, kind: str | None) -> Conditions | None:
+        creates = item.auto_create or item.if_none_match is not None
+        if creates and kind is None:
+            raise bad("content_type_missing", "an append that may make a stream needs its type")
+        if item.producer_if is not None and item.producer is None:
+            raise bad("producer_headers_incomplete", "producer_if needs a producer")
+        if item.if_match is not None and item.if_none_match is not None:
+            raise bad("precondition_conflict", "give if_match or if_none_match, not both")
+        if_match: Offset | Literal["*"] | None = None
+        if item.if_match is not None:
+            if_match = "*" if item.if_match == "*" else parsing.tail_offset(item.if_match)
+        key = _bounded(item.key, "key", self._limits.key_bytes_max)
+        conditions = Conditions(
+            if_match=if_match,
+            if_empty=item.if_none_match is not None,
+            create_as=kind if creates else None,
+            producer_if=parsing.producer_if(
+                None if item.producer_if is None else item.producer_if.encode()
+            ),
+            strict=item.producer_strict,
+            key=None if key is None else parsing.check_key(key),
+        )
+        return None if conditions == Conditions() else conditions
+
+    def _parse_upload(self, request: Request) -> Upload:
+        names = request.path[len(STAGING_ROOT) :].split(b"/")
+        if len(names) != 2:
+            raise bad("staging_path_invalid", "a part is uploaded to /v1/staging/TXN/PART")
+        txn, part = (parsing.stream_path(name, self._limits) for name in names)
+        chunk = parsing.query_of(request).get("chunk", "0")
+        ordinal = parsing.integer(chunk.encode(), "chunk")
+        if ordinal >= self._limits.part_chunks_max:
+            raise _too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
+        kind = parsing.content_type(request, self._limits)
+        if kind is None:
+            raise bad("content_type_missing", "a part has the Content-Type of its stream")
+        media = media_type(kind)
+        batch = parsing.batch_of(request.body, media, self._limits) if request.body else None
+        if batch is None:
+            raise bad("body_empty", "a chunk holds at least one message")
+        return Upload(Part(txn, part), ordinal, media, batch, digest(media, False, batch.data))
+
+
+def _bounded(value: str | None, name: str, bytes_max: int) -> str | None:
+    if value is not None and len(value.encode()) > bytes_max:
+        raise bad("header_too_long", f"{name} has at most {bytes_max} bytes")
+    return value
+
+
+def _too_large(what: str, name: str, limit: int) -> RefusedError:
+    return RefusedError(
+        413,
+        "commit_too_large",
+        "Too large",
+        f"at most {limit} {what} ({name}): send fewer rows at a time, such as with a smaller"
+        " maxRowsPerTrigger",
+    )
+
+
+def _committed(commit: Commit, outcome: CommitOutcome | Failed | Unknown) -> Response:
+    match outcome:
+        case Committed():
+            return _described(describe_commit(commit, outcome), duplicate=False)
+        case CommitDuplicate():
+            return _described(describe_commit(commit, outcome), duplicate=True)
+        case CommitReplayed(answer):
+            return _described(answer, duplicate=True)
+        case CommitKeyReused(first_used_ms):
+            return refused(
+                409,
+                "idempotency_key_reused",
+                "Idempotency key reused",
+                f"the key was used for another commit at {rfc3339(first_used_ms)}",
+            )
+        case CommitRefused(index, refusal):
+            return _at_item(_item_refused(refusal), index)
+        case CommitPartial(duplicates):
+            return refused(
+                409,
+                "commit_partial",
+                "Partly done before",
+                f"some appends were made before ({list(duplicates[:10])}) and others not;"
+                " nothing was done",
+            )
+        case Failed() | Unknown():
+            return rendering.failed(outcome)
+
+
+def _described(answer: bytes, *, duplicate: bool) -> Response:
+    body = b'{"duplicate":%b,%b' % (b"true" if duplicate else b"false", answer[1:])
+    return Response(200, [(b"Content-Type", b"application/json")], body, BROWSER_BLOCK)
+
+
+def _item_refused(refusal: ItemOutcome) -> Response:
+    match refusal:
+        case ItemMissing():
+            return rendering.missing()
+        case ItemDeleted():
+            return rendering.soft_deleted()
+        case PartMissing(part):
+            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
+            return refused(409, "part_missing", "No such part", detail)
+        case PartUsed(part, position):
+            detail = f"{_shown(part)} was committed before, at position {position}"
+            return refused(409, "part_committed", "Part committed", detail)
+        case PartIncomplete(part, ordinal):
+            detail = f"{_shown(part)} lacks its chunk {ordinal}"
+            return refused(409, "part_incomplete", "Part incomplete", detail)
+        case PartTwice(part):
+            detail = f"the commit names {_shown(part)} twice"
+            return refused(400, "part_repeated", "Part repeated", detail)
+        case _:
+            return rendering.appended(refusal)
+
+
+def _shown(part: Part) -> str:
+    return f"the part {part.txn}/{part.part}"
+
+
+def _at_item(response: Response, index: int) -> Response:
+    """A problem that says which append of a commit it is about."""
+    assert isinstance(response.body, bytes)
+    body: dict[str, Any] = msgspec.json.decode(response.body)
+    body["item"] = index
+    return Response(response.status, response.headers, msgspec.json.encode(body), response.block)
+
+
+def _staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Response:
+    match outcome:
+        case Staged():
+            shown = {
+                "txn": upload.part.txn,
+                "part": upload.part.part,
+                "chunk": upload.ordinal,
+                "messages": outcome.messages,
+                "bytes": outcome.bytes,
+                "duplicate": outcome.repeated,
+            }
+            status = 200 if outcome.repeated else 201
+            headers = [(b"Content-Type", b"application/json")]
+            return Response(status, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
+        case ChunkConflict(detail):
+            return refused(409, "chunk_conflict", "Chunk conflict", detail)
+        case PartClosed(position):
+            return refused(
+                409,
+                "part_committed",
+                "Part committed",
+                f"the part was committed at position {position}: nothing can be added",
+            )
+        case TooManyParts(parts_max):
+            return refused(
+                429,
+                "too_many_parts",
+                "Too many parts",
+                f"at most {parts_max} parts wait at once (staged_parts_max)",
+                (b"Retry-After", b"60"),
+            )
+        case Failed() | Unknown():
+            return rendering.failed(outcome)

@@ -1,0 +1,100 @@
+-- Every query of `fencepost check`. They only read, and each walks its tables once.
+
+-- name: tables
+SELECT name FROM sqlite_schema WHERE type = 'table'
+
+-- name: counters
+SELECT next_position, next_stream, last_ms FROM counters
+
+-- name: streams
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, fork, segments,
+       forks_count, ended_ms
+FROM streams ORDER BY id
+
+-- name: purges
+SELECT stream, position FROM purges
+
+-- name: forgetting
+SELECT shortest_ms FROM forgetting
+
+-- name: log_count
+SELECT count(*) FROM log
+
+-- name: log
+-- Every row in the order of positions, its data from wherever it lies.
+SELECT l.position, l.stream, l.kind, l.start_bytes, l.version, l.count, l.size, l.at_ms, l.producer,
+       l.epoch, l.producer_seq, l.digest, l.chunk, c.id, c.count, c.size,
+       COALESCE(l.lengths, c.lengths), COALESCE(l.data, c.data)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+ORDER BY l.position
+
+-- name: producer_rows
+-- The batches of each producer in order. Further rows of a staged batch have no digest.
+SELECT stream, producer, position, epoch, producer_seq, previous, version, start_bytes, digest, at_ms
+FROM log WHERE producer IS NOT NULL AND digest IS NOT NULL
+ORDER BY stream, producer, position
+
+-- name: producers
+SELECT stream, id, epoch, seq, first, position, updated_ms FROM producers ORDER BY stream, id
+
+-- name: remembered
+SELECT r.stream, r.producer, r.epoch, r.seq, length(r.batches), p.epoch, p.seq
+FROM remembered r LEFT JOIN producers p ON p.stream = r.stream AND p.id = r.producer
+
+-- name: row_before
+-- The row of a stream that holds the last byte before a place.
+SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.lengths, c.lengths)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+WHERE l.stream = ? AND l.kind = 0 AND l.start_bytes < ?
+ORDER BY l.start_bytes DESC LIMIT 1
+
+-- name: keys
+-- Each key with the row that its append began with, the last one before its end, and its marker.
+SELECT k.stream, k.key, k.start_messages, k.start_bytes, k.tail_messages, k.tail_bytes, k.closed,
+       k.position, first.position, first.version, last.position + last.count - 1,
+       last.version + last.count, last.start_bytes + last.size
+FROM keys k
+LEFT JOIN log first
+       ON first.stream = k.stream AND first.kind = 0 AND first.start_bytes = k.start_bytes
+LEFT JOIN log last
+       ON last.stream = k.stream AND last.kind = 0 AND last.start_bytes = (
+           SELECT max(start_bytes) FROM log
+           WHERE stream = k.stream AND kind = 0 AND start_bytes < k.tail_bytes
+       )
+WHERE k.stream <> 0
+
+-- name: keys_sharing_messages
+-- Keys of one stream that claim the same append.
+SELECT stream, start_bytes, count(*) FROM keys
+WHERE stream <> 0 AND tail_bytes > start_bytes
+GROUP BY stream, start_bytes HAVING count(*) > 1
+
+-- name: chunks
+SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks ORDER BY id
+
+-- name: chunks_used
+-- Chunks that are messages: of a part that no commit took, or used more than once.
+SELECT c.id, c.txn, c.part, count(*), p.committed
+FROM log l JOIN chunks c ON c.id = l.chunk LEFT JOIN parts p ON p.txn = c.txn AND p.part = c.part
+WHERE l.chunk IS NOT NULL
+GROUP BY c.id HAVING count(*) > 1 OR p.committed IS NULL
+
+-- name: parts_without_rows
+-- Parts that were committed while some of their chunks are messages of nobody.
+SELECT p.txn, p.part, c.id FROM parts p JOIN chunks c ON c.txn = p.txn AND c.part = p.part
+WHERE p.committed IS NOT NULL AND c.id NOT IN (SELECT chunk FROM log WHERE chunk IS NOT NULL)
+
+-- name: subscriptions
+SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
+
+-- name: links
+-- Cursors with the stream that they belong to, if it is still there.
+SELECT l.subscription, u.id, l.path, l.stream, s.state, s.path, l.acked_messages, l.acked_bytes,
+       s.tail_messages, s.tail_bytes
+FROM links l
+LEFT JOIN streams s ON s.id = l.stream
+LEFT JOIN subscriptions u ON u.id = l.subscription
+
+-- name: secrets
+SELECT name, length(value) FROM secrets
