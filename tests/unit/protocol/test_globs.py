@@ -1,0 +1,103 @@
+"""Globs over stream paths, by table and against a slower matcher that is plainly right."""
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fencepost.protocol.globs import BadGlob, Glob, parse_glob
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("events/a", "events/a"),
+        ("events/*", "events/a"),
+        ("*/a", "events/a"),
+        ("**", "a"),
+        ("**", "a/b/c"),
+        ("events/**", "events"),
+        ("events/**", "events/a/b"),
+        ("**/z", "z"),
+        ("**/z", "a/b/z"),
+        ("a/**/z", "a/z"),
+        ("a/**/z", "a/b/c/z"),
+        ("a/**/b/**/c", "a/x/b/y/b/c"),
+        ("user-*", "user-7"),
+        ("user-*", "user-"),
+        ("a*b*c", "a-b-b-c"),
+        ("[a]?.{x}", "[a]?.{x}"),
+        ("grüße/*", "grüße/welt"),
+    ],
+)
+def test_a_pattern_takes_in_what_it_describes(pattern: str, path: str) -> None:
+    assert Glob(pattern).matches(path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("events/a", "events/a/b"),
+        ("events/a", "events"),
+        ("events/*", "events"),
+        ("events/*", "events/a/b"),
+        ("events/**", "eventsa"),
+        ("a/**/z", "a/b"),
+        ("a/**/b/**/c", "a/b"),
+        ("a/**/a", "a"),
+        ("user-*", "user/7"),
+        ("a*a", "a"),
+        ("a*b*b", "ab"),
+        ("[ab]", "a"),
+    ],
+)
+def test_a_pattern_leaves_out_everything_else(pattern: str, path: str) -> None:
+    assert not Glob(pattern).matches(path)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["", "/", "/a", "a/", "a//b", "a**", "**a/b", "a/***", "a/../b", ".", "a\nb", "a\x7f"],
+)
+def test_what_is_no_pattern_is_refused_with_a_reason(pattern: str) -> None:
+    outcome = parse_glob(pattern)
+
+    assert isinstance(outcome, BadGlob)
+    assert outcome.detail
+
+
+def test_the_prefix_is_what_every_match_begins_with() -> None:
+    assert Glob("a/b/*/c").prefix == ("a", "b")
+    assert Glob("a/b-*").prefix == ("a",)
+    assert Glob("**/a").prefix == ()
+    assert Glob("a/b").prefix == ("a", "b")
+    assert Glob("a/b").is_exact
+
+
+segments = st.text("ab*", min_size=1, max_size=3).filter(lambda s: "**" not in s)
+patterns = st.lists(st.one_of(segments, st.just("**")), min_size=1, max_size=5).map("/".join)
+paths = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6).map("/".join)
+
+
+@given(patterns, paths)
+@example("a/**/b/**/**", "a/b")
+def test_it_matches_exactly_what_a_regular_expression_would(pattern: str, path: str) -> None:
+    """For any pattern and path, the answer is that of the pattern written out as an expression."""
+    assert Glob(pattern).matches(path) == bool(_expression(pattern).fullmatch("/" + path))
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    written = ""
+    for segment in pattern.split("/"):
+        if segment == "**":
+            written += "(/[^/]+)*"
+        else:
+            written += "/" + "[^/]*".join(map(re.escape, segment.split("*")))
+    return re.compile(written)
+
+
+def test_a_pattern_made_to_take_for_ever_does_not() -> None:
+    pattern = "/".join(["**", "*a*a*a*a*a*a*b"] * 20)
+
+    assert not Glob(pattern).matches("/".join(["a" * 40] * 25))
