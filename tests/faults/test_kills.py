@@ -1,0 +1,77 @@
+"""SIGKILL under load: eight producers, a server killed again and again, nothing lost or doubled.
+
+Producers pipeline, and after each loss of their connection send again whatever has no answer, as
+any client would. What they were told is written down; at the end, and for readers all along, the
+streams must agree with it. FENCEPOST_FAULT_KILLS=200 makes it the long run (`just faults`).
+"""
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+from tests.faults.killing import (
+    Lives,
+    Load,
+    Reader,
+    SharedProducer,
+    check_lives,
+    check_shared,
+    create_shared,
+)
+from tests.serving import ServerProcess
+
+KILLS_DEFAULT = 10
+PRODUCERS = 8
+LIVES = 2
+ANSWERS_BETWEEN_KILLS_MAX = 1_500
+
+
+async def test_nothing_is_lost_or_doubled_however_often_the_server_is_killed(
+    tmp_path: Path,
+) -> None:
+    kills = int(os.environ.get("FENCEPOST_FAULT_KILLS", KILLS_DEFAULT))
+    seed = int(os.environ.get("FENCEPOST_FAULT_SEED", "0"))
+    server = ServerProcess(tmp_path / "data", arguments=["--long-poll-ms", "200"])
+    await asyncio.to_thread(server.start)
+    load = Load(server.port, seed)
+    await create_shared(load)
+    producers = [SharedProducer(number, load) for number in range(PRODUCERS)]
+    lives = [Lives(number, load) for number in range(LIVES)]
+    readers = [Reader(path, load) for path in ("json/shared", "bytes/shared")]
+
+    try:
+        async with asyncio.TaskGroup() as clients:
+            for client in producers:
+                clients.create_task(client.run())
+            for life in lives:
+                clients.create_task(life.run())
+            for reader in readers:
+                clients.create_task(reader.run())
+            await kill_often(server, load, kills)
+            load.done.set()
+        await check_shared(load.port, producers, readers)
+        await check_lives(load.port, lives)
+    except BaseException as error:
+        error.add_note(
+            f"after {kills} kills; again: FENCEPOST_FAULT_KILLS={kills} FENCEPOST_FAULT_SEED={seed}"
+            " ./test tests/faults/test_kills.py"
+        )
+        await asyncio.to_thread(server.kill)
+        raise
+
+    assert await asyncio.to_thread(server.stop) == 0
+    retried = sum(producer.retried_count for producer in producers)
+    assert retried >= kills, "the kills hit nobody: they came while nothing was in flight"
+
+
+async def kill_often(server: ServerProcess, load: Load, kills: int) -> None:
+    """Kill the server after some answers, start it again, and so on."""
+    dice = random.Random(load.seed)
+    for _ in range(kills):
+        await load.more_answers(dice.randint(1, ANSWERS_BETWEEN_KILLS_MAX))
+        load.up.clear()
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.restart)
+        load.up.set()
+    await load.more_answers(1)
