@@ -57,8 +57,8 @@ async def run(
     )
     metrics.watch(app.tails)
     metrics.watch_subscriptions(engine)
-    upkeep = asyncio.create_task(Upkeep(store, clock).run())
-    waking = asyncio.create_task(engine.run())
+    upkeep = Upkeep(store, clock)
+    background = [asyncio.create_task(work) for work in (upkeep.run(), upkeep.fold(), engine.run())]
     try:
         listening = await serve(app, settings.http, host=host, port=port, clock=clock)
         metrics.count(listening.counters)
@@ -72,7 +72,7 @@ async def run(
         drain_s = settings.drain_ms / 1000
         await asyncio.gather(listening.drain(drain_s), engine.drain(drain_s))
     finally:
-        for task in (upkeep, waking):
+        for task in background:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

@@ -28,6 +28,9 @@ BUSY_MS_MAX = 10_000
 
 Row = tuple[Any, ...]
 
+PAGE_BYTES = 4096
+"""SQLite's default, set nowhere else: what a page of the write-ahead log takes."""
+
 QUERIES = load_queries("fencepost.store.sqlite", "queries.sql")
 
 

@@ -68,6 +68,7 @@ class LedgerGroup:
         "bytes",
         "counters",
         "created",
+        "dropped_parts",
         "entries",
         "inserts",
         "key_rows",
@@ -95,6 +96,7 @@ class LedgerGroup:
         self.keys: dict[tuple[int, str], tuple[KeyRecord, bytes]] = {}
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
         self.staged: dict[tuple[Part, int], bytes] = {}  # the digests of uploaded chunks
+        self.dropped_parts: set[Part] = set()
         self.used_parts: dict[Part, int] = {}  # staged parts that became messages, and where
         self.statements: list[tuple[str, tuple[object, ...]]] = []
         # Filled when the group is sealed:
@@ -243,6 +245,8 @@ class Ledger:
         for group in self._pending:
             if part in group.used_parts:
                 return "", group.used_parts[part], []
+            if part in group.dropped_parts:
+                return None
         rows = fetch(self._connection, "find_part", part)
         if not rows:
             return None

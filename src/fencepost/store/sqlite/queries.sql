@@ -56,6 +56,9 @@ DELETE FROM keys WHERE (stream, principal, key) IN (
     WHERE expires_ms IS NOT NULL AND expires_ms <= ? ORDER BY expires_ms LIMIT ?
 )
 
+-- name: any_expired_key
+SELECT 1 FROM keys WHERE expires_ms IS NOT NULL AND expires_ms <= ? LIMIT 1
+
 -- name: find_part
 SELECT media_type, committed FROM parts WHERE txn = ? AND part = ?
 

@@ -35,6 +35,7 @@ from fencepost.protocol.commits import (
     Committed,
     ItemDeleted,
     ItemMissing,
+    Part,
     decide_commit,
     describe_commit,
 )
@@ -73,6 +74,7 @@ from fencepost.store.contract import (
 from fencepost.store.sqlite import reading
 from fencepost.store.sqlite.database import (
     FILE,
+    PAGE_BYTES,
     QUERIES,
     FolderLock,
     Row,
@@ -135,6 +137,10 @@ class SqliteStore:
         self._listeners: list[Listener] = []
         self._watchers: list[Watcher] = []
         self.counts = Counts()
+        self.wal_pages = 0
+        self.wal_grown = asyncio.Event()
+        """Set when the write-ahead log is long enough to be folded in."""
+        self._writer.connection.set_wal_hook(self._wal_written)
         self.commits = GroupCommit(
             self._writer, self, is_disk_error=is_disk_error, clock_ns=clock.monotonic_ns
         )
@@ -546,6 +552,50 @@ class SqliteStore:
 
         await self.commits.exclusively(work)
 
+    async def restart_log(self) -> None:
+        """Fold what is left of the write-ahead log in, so that the next commit starts it anew.
+
+        The file keeps its size: writing over it syncs faster than making it grow again.
+        """
+
+        def work() -> None:
+            connection = self._writer.connection
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            self.wal_pages = 0
+
+        await self.commits.exclusively(work)
+
+    async def sweep_keys(self, before_ms: int, keys_max: int) -> int:
+        """Forget some keys whose time was over at `before_ms`; how many there were."""
+        swept = 0
+
+        def work() -> None:
+            nonlocal swept
+            connection = self._writer.connection
+            with connection:
+                connection.execute(QUERIES["sweep_keys"], (before_ms, keys_max))
+                swept = connection.changes()
+
+        if self.lookup(QUERIES["any_expired_key"], (before_ms,)):
+            await self.commits.exclusively(work)
+        return swept
+
+    async def drop_part(self, part: Part) -> None:
+        """Drop a staged part, unless a commit has taken it."""
+        found = self.ledger.find_part(part)
+        if found is not None and found[1] is None:
+            # In the open group, not between groups: a commit decided meanwhile must see it.
+            group = self.commits.group
+            group.dropped_parts.add(part)
+            group.statements.append((QUERIES["drop_part"], part))
+            group.statements.append((QUERIES["drop_chunks"], part))
+            await self.durable()
+
+    def _wal_written(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        """SQLite tells after each commit how long the write-ahead log is."""
+        self.wal_pages = pages
+        return apsw.SQLITE_OK
+
     # What the group commit asks of the owner of the state
 
     def new_group(self) -> LedgerGroup:
@@ -555,6 +605,8 @@ class SqliteStore:
         self.ledger.seal(group)
 
     def committed(self, group: LedgerGroup) -> None:
+        if self.wal_pages * PAGE_BYTES >= self.settings.checkpoint_wal_bytes:
+            self.wal_grown.set()
         published = self.ledger.committed(group)
         for listener in self._listeners:
             listener(published)

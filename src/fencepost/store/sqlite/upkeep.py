@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 
 import apsw
 
 from fencepost.clock import Clock
-from fencepost.store.sqlite.database import fetch
+from fencepost.protocol.commits import Part
+from fencepost.store.sqlite.database import PAGE_BYTES, fetch
 from fencepost.store.sqlite.store import SqliteStore
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 STREAMS_PER_SWEEP_MAX = 1_000
 ROWS_PER_PURGE_MAX = 2_000
 PAGES_PER_VACUUM_MAX = 1_000
+KEYS_PER_SWEEP_MAX = 5_000
+PARTS_PER_SWEEP_MAX = 100
 
 
 class Upkeep:
@@ -38,12 +41,22 @@ class Upkeep:
         interval_s = self._settings.sweep_interval_ms / 1000
         while True:
             await asyncio.sleep(interval_s)
-            for job in (self.expire, self.purge, self.checkpoint):
-                try:
-                    await job()
-                except Exception as error:
-                    log.exception("upkeep failed and will be tried again")
-                    self._store.suspect(error)
+            for job in (self.expire, self.purge, self.sweep_keys, self.sweep_parts):
+                await self._attempt(job)
+
+    async def fold(self) -> None:
+        """Keep the write-ahead log short until cancelled."""
+        while True:
+            await self._store.wal_grown.wait()
+            self._store.wal_grown.clear()
+            await self._attempt(self.checkpoint)
+
+    async def _attempt(self, job: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await job()
+        except Exception as error:
+            log.exception("upkeep failed and will be tried again")
+            self._store.suspect(error)
 
     async def expire(self) -> int:
         """End the streams whose time is over."""
@@ -68,24 +81,31 @@ class Upkeep:
         await self._store.purge_stream(stream_id, pages_max=PAGES_PER_VACUUM_MAX)
         return purged
 
+    async def sweep_keys(self) -> int:
+        """Forget Idempotency-Keys whose time is over."""
+        return await self._store.sweep_keys(self._clock.now_ms(), KEYS_PER_SWEEP_MAX)
+
+    async def sweep_parts(self) -> int:
+        """Drop staged parts that nobody committed in time."""
+        before_ms = self._clock.now_ms() - self._settings.staging_ttl_s * 1000
+        rows = await self._store.readers.run(
+            partial(fetch, query="abandoned_parts", values=(before_ms, PARTS_PER_SWEEP_MAX))
+        )
+        for txn, part in rows:
+            await self._store.drop_part(Part(txn, part))
+        return len(rows)
+
     async def checkpoint(self) -> None:
-        """Fold the write-ahead log into the database when it has grown."""
-        if wal_bytes(self._store.file) < self._settings.checkpoint_wal_bytes:
-            return
-        await self._store.readers.run(partial(_checkpoint, mode="PASSIVE"))
-        # A log that is written to all the time is never folded completely from beside; above the
-        # limit writers wait for the little that is left.
-        if wal_bytes(self._store.file) >= self._settings.wal_bytes_max:
-            await self._store.shrink_log()
+        """Fold the write-ahead log into the database.
+
+        This happens beside the writer, so a log that is written to all the time is never folded
+        completely and goes on growing. Above the limit writers wait for the little that is left,
+        and the log starts again from its beginning.
+        """
+        await self._store.readers.run(_fold_beside)
+        if self._store.wal_pages * PAGE_BYTES >= self._settings.wal_bytes_max:
+            await self._store.restart_log()
 
 
-def wal_bytes(file: Path) -> int:
-    """How large the write-ahead log is."""
-    try:
-        return file.with_name(file.name + "-wal").stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _checkpoint(connection: apsw.Connection, mode: str) -> None:
-    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+def _fold_beside(connection: apsw.Connection) -> None:
+    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
