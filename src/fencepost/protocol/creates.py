@@ -72,6 +72,12 @@ class ConfigConflict(NamedTuple):
     detail: str
 
 
+class SourceTypeMismatch(NamedTuple):
+    """A fork holds what its source holds, which is another content type than the one asked for."""
+
+    expected: str
+
+
 class PathBlocked(NamedTuple):
     """The path's stream was deleted, and is kept because forks still read from it."""
 
@@ -95,7 +101,14 @@ class BadForkPoint(NamedTuple):
 
 
 CreateOutcome = (
-    Created | Exists | ConfigConflict | PathBlocked | SourceMissing | SourceDeleted | BadForkPoint
+    Created
+    | Exists
+    | ConfigConflict
+    | PathBlocked
+    | SourceMissing
+    | SourceDeleted
+    | SourceTypeMismatch
+    | BadForkPoint
 )
 
 
@@ -112,7 +125,7 @@ def decide_create(
         return _compare(existing, request)
     if fork_point is not None:
         stream = _forked(request, fork_point, stream_id=stream_id, now_ms=now_ms)
-        if isinstance(stream, ConfigConflict):
+        if isinstance(stream, SourceTypeMismatch):
             return stream
     else:
         stream = Stream(
@@ -133,12 +146,12 @@ def decide_create(
 
 def _forked(
     request: Create, point: ForkPoint, *, stream_id: int, now_ms: int
-) -> Stream | ConfigConflict:
+) -> Stream | SourceTypeMismatch:
     source, at = point
     assert request.fork_from is not None
     content_type = request.content_type or source.content_type
     if media_type(content_type) != source.media_type:
-        return ConfigConflict(f"the source holds {source.content_type}")
+        return SourceTypeMismatch(source.content_type)
     lifetime = source.lifetime if request.lifetime == Lifetime() else request.lifetime
     return Stream(
         stream_id,

@@ -48,6 +48,7 @@ class RequestReader:
         "_chunked",
         "_fed_bytes",
         "_front",
+        "_head_split",
         "_headers",
         "_host_seen",
         "_incoming",
@@ -79,6 +80,7 @@ class RequestReader:
         self._since_seconds = front.now_seconds
         self._fed_bytes = 0
         self._carried_bytes = 0
+        self._head_split = False
         # The request that is being read.
         self._method = ""
         self._version = "1.1"
@@ -119,6 +121,7 @@ class RequestReader:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise self._why_stopped(error) from None
+        self._head_split = self._phase == _HEAD
         if self._phase != _BETWEEN and phase != _BETWEEN:
             self._carry(progressed=self._body_bytes != body_bytes)
 
@@ -192,9 +195,9 @@ class RequestReader:
         self._version = version
         if version != "1.1" and version != "1.0":
             raise Refusal(505, "version_not_supported", "this server speaks HTTP/1.1 and HTTP/1.0")
-        # What was fed bounds the size of the head from above: most heads need no counting.
+        # What was fed bounds the size of a head that came in one piece: few need counting.
         if count > settings.header_count_max or (
-            self._carried_bytes + self._fed_bytes > settings.header_bytes_max
+            (self._head_split or self._fed_bytes > settings.header_bytes_max)
             and header_bytes([*headers.items(), *self._repeats]) > settings.header_bytes_max
         ):
             raise self._header_too_large()

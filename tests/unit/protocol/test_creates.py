@@ -12,6 +12,7 @@ from fencepost.protocol.creates import (
     ForkFrom,
     ForkPoint,
     PathBlocked,
+    SourceTypeMismatch,
     decide_create,
     inherited,
 )
@@ -181,7 +182,7 @@ def test_a_fork_of_another_content_type_is_refused() -> None:
 
     outcome = decide(request, None, ForkPoint(source(), START))
 
-    assert not isinstance(outcome, Created)
+    assert outcome == SourceTypeMismatch("text/plain")
 
 
 def test_a_fork_keeps_the_sources_content_type_unless_it_names_it_otherwise() -> None:

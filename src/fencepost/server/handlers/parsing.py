@@ -8,7 +8,7 @@ yet.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -31,8 +31,9 @@ REMEMBERED_MAX = 16_384
 _INTEGER = re.compile(rb"0|[1-9][0-9]{0,15}")
 _CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(\s*;.*)?")
 _RFC3339 = re.compile(
-    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _SINGLE = (
     b"content-type",
@@ -202,12 +203,13 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
     """A POST to a stream."""
     if request.repeated:
         refuse_repeated(request)
-    kind = content_type(request, limits)
     closes = is_true(request, b"stream-closed")
     body = request.body
     batch: Batch | None = None
     media: str | None = None
+    # Without a body the protocol forbids to judge by the Content-Type: libraries attach one anyway.
     if body:
+        kind = content_type(request, limits)
         if kind is None:
             raise bad("content_type_missing", "an append needs a Content-Type")
         media = _media_type(kind)
@@ -224,7 +226,7 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
         raise bad("header_invalid", "Stream-Seq must not be empty")
     conditions = None
     if not _CONDITIONS.isdisjoint(request.headers):
-        conditions = parse_conditions(request, kind, limits)
+        conditions = parse_conditions(request, limits)
     mark = b""
     if producer is not None or conditions is not None:
         mark = digest(media or "", closes, b"" if batch is None else batch.data)
@@ -243,17 +245,17 @@ _CONDITIONS = frozenset(
 )
 
 
-def parse_conditions(request: Request, kind: str | None, limits: Limits) -> Conditions | None:
+def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
     """The headers that make an append conditional; None when they come to nothing."""
     headers = request.headers
     if_empty = _only_star(headers.get(b"if-none-match"))
     create_as = None
     if if_empty or is_true(request, b"stream-auto-create"):
-        if kind is None:
+        create_as = content_type(request, limits)
+        if create_as is None:
             raise bad(
                 "content_type_missing", "an append that may make a stream needs a Content-Type"
             )
-        create_as = kind
     conditions = Conditions(
         if_match=_if_match(headers.get(b"if-match")),
         if_empty=if_empty,
@@ -380,15 +382,16 @@ def _instant_ms(value: bytes) -> int:
         text = value.decode("ascii")
         if not _RFC3339.fullmatch(text):
             raise ValueError(text)
-        instant = datetime.fromisoformat(text.upper())
-    except ValueError:
+        # In UTC already here: near the ends of the calendar another zone's time has no UTC.
+        instant = datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise bad("expires_at_invalid", "Stream-Expires-At is not an RFC 3339 timestamp") from None
-    return int(instant.timestamp() * 1000)
+    return (instant - _UNIX_EPOCH) // timedelta(milliseconds=1)
 
 
 def rfc3339(instant_ms: int) -> str:
     """An instant as headers and problems show it."""
-    instant = datetime.fromtimestamp(instant_ms / 1000, UTC)
+    instant = _UNIX_EPOCH + timedelta(milliseconds=instant_ms)
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -405,8 +408,10 @@ def _fork_from(request: Request, limits: Limits) -> ForkFrom | None:
     path = stream_path(source[len(STREAM_ROOT) :], limits)
     sub = 0
     if sub_offset is not None:
-        if not _INTEGER.fullmatch(sub_offset):
-            raise bad("fork_sub_offset_invalid", "Stream-Fork-Sub-Offset is a whole number from 0")
+        if not _INTEGER.fullmatch(sub_offset) or int(sub_offset) > INTEGER_MAX:
+            raise bad(
+                "fork_sub_offset_invalid", "Stream-Fork-Sub-Offset is an integer from 0 to 2^53-1"
+            )
         sub = int(sub_offset)
     if offset is None:
         if sub:

@@ -30,6 +30,7 @@ from fencepost.protocol.creates import (
     PathBlocked,
     SourceDeleted,
     SourceMissing,
+    SourceTypeMismatch,
 )
 from fencepost.protocol.offsets import Offset, wire
 from fencepost.server.handlers.parsing import rfc3339
@@ -300,6 +301,13 @@ def created(outcome: CreateOutcome | Failed | Unknown, location: bytes) -> Respo
         case SourceDeleted(path):
             return refused(
                 409, "fork_source_deleted", "Source deleted", f"the stream at {path} was deleted"
+            )
+        case SourceTypeMismatch(expected_type):
+            return refused(
+                409,
+                "content_type_mismatch",
+                "Content type mismatch",
+                f"the source holds {expected_type}",
             )
         case BadForkPoint(detail):
             return refused(400, "fork_offset_invalid", "Bad fork offset", detail)
