@@ -10,9 +10,11 @@ join, and at most one group being committed. The rules it holds:
   owner rebuilds its state from disk before the next decision.
 * An error in COMMIT itself is an unknown outcome, and said so.
 
-Statements run on the loop, where they cost microseconds; the COMMIT, which waits for the disk,
-runs in one writer thread. A group with much data runs in the thread as a whole, so that copying it
-does not hold up readers.
+Statements run on the loop, where they cost microseconds. The COMMIT waits for the disk. Where that
+takes a fraction of a millisecond, handing it to another thread and back costs more than it saves, so
+it runs on the loop as well; after one slow commit the next ones run in a writer thread, so that
+readers do not wait for the disk. A group with much data runs in the thread as a whole, so that
+copying it does not hold up readers either.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from fencepost.store.contract import Failed, Failure, Unknown
 
 log = logging.getLogger(__name__)
+
+THREAD_COMMITS_AFTER_SLOW = 64
+"""How many commits run in the writer thread after a slow one, before the loop tries again."""
 
 INLINE_BYTES_MAX = 256 * 1024
 """A group with more data than this is written by the writer thread, not on the loop."""
@@ -102,11 +107,15 @@ class GroupCommit(Generic[GroupT]):
         *,
         is_disk_error: Callable[[BaseException], bool],
         clock_ns: Callable[[], int],
+        loop_commit_us_max: int = 1_000,
     ) -> None:
         self._journal = journal
         self._owner = owner
         self._is_disk_error = is_disk_error
         self._clock_ns = clock_ns
+        self._loop_commit_ns_max = loop_commit_us_max * 1000
+        # The first commits of a process run in the thread: how fast its disk is shows there.
+        self._thread_commits_left = THREAD_COMMITS_AFTER_SLOW
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fencepost-writer")
         self._scheduled = False
@@ -209,7 +218,11 @@ class GroupCommit(Generic[GroupT]):
             if error is not None:
                 self._finish(group, answers, error, 0)
                 return
-        self._thread.submit(self._run, group, answers, inline)
+        if inline and self._thread_commits_left == 0:
+            error, elapsed_ns = self._commit()
+            self._finish(group, answers, error, elapsed_ns)
+        else:
+            self._thread.submit(self._run, group, answers, inline)
 
     def _write(self, group: GroupT) -> BaseException | None:
         """BEGIN and the statements; an error here is rolled back and certain."""
@@ -233,15 +246,26 @@ class GroupCommit(Generic[GroupT]):
         elapsed_ns = 0
         error = None if written else self._write(group)
         if error is None:
-            started_ns = self._clock_ns()
-            try:
-                self._journal.commit()
-            except DiskFullError as full:
-                error = self._undone(full)
-            except Exception as failure:
-                error = _CommitError(failure)
-            elapsed_ns = self._clock_ns() - started_ns
+            error, elapsed_ns = self._commit()
         self._loop.call_soon_threadsafe(self._finish, group, answers, error, elapsed_ns)
+
+    def _commit(self) -> tuple[BaseException | None, int]:
+        started_ns = self._clock_ns()
+        error: BaseException | None = None
+        try:
+            self._journal.commit()
+        except DiskFullError as full:
+            error = self._undone(full)
+        except Exception as failure:
+            error = _CommitError(failure)
+        return error, self._clock_ns() - started_ns
+
+    def _learn(self, elapsed_ns: int) -> None:
+        """Choose where the next commits run, after one that took this long."""
+        if elapsed_ns > self._loop_commit_ns_max:
+            self._thread_commits_left = THREAD_COMMITS_AFTER_SLOW
+        elif self._thread_commits_left:
+            self._thread_commits_left -= 1
 
     def _finish(
         self,
@@ -254,6 +278,7 @@ class GroupCommit(Generic[GroupT]):
         if error is None:
             self.groups_count += 1
             self.commit_ns_total += elapsed_ns
+            self._learn(elapsed_ns)
             self.on_commit(len(answers), elapsed_ns)
             self._owner.committed(group)
             _tell(answers, None)

@@ -21,6 +21,9 @@ class SqliteSettings:
     """Streams whose state is kept in memory; others are loaded when they are used."""
     producers_cached_max: int = 10_000
     """Producers kept in memory for each stream in use."""
+    loop_commit_us_max: int = 1_000
+    """A disk that commits faster than this is waited for on the event loop, which saves handing the
+    work to a thread and back; after a slower commit the thread takes over. 0: always the thread."""
     reader_threads: int = 2
     """Threads that read messages from disk."""
     checkpoint_wal_bytes: int = 8 << 20

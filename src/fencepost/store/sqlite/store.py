@@ -142,7 +142,11 @@ class SqliteStore:
         """Set when the write-ahead log is long enough to be folded in."""
         self._writer.connection.set_wal_hook(self._wal_written)
         self.commits = GroupCommit(
-            self._writer, self, is_disk_error=is_disk_error, clock_ns=clock.monotonic_ns
+            self._writer,
+            self,
+            is_disk_error=is_disk_error,
+            clock_ns=clock.monotonic_ns,
+            loop_commit_us_max=settings.loop_commit_us_max,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolved with the error when the disk fails: whoever runs the store must stop."""
