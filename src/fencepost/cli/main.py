@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fencepost.cli import serve
+from fencepost.cli import data, serve
 
 app = typer.Typer(
     name="fencepost",
@@ -14,6 +14,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
+app.command("check")(data.check)
+app.command("backup")(data.backup)
+app.command("restore")(data.restore)
 
 
 @app.callback(invoke_without_command=True)

@@ -13,7 +13,8 @@ SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_
 FROM streams ORDER BY id
 
 -- name: purges
-SELECT stream, position FROM purges
+-- The last position of each stream whose rows are gone on purpose.
+SELECT stream, max(last) FROM purges GROUP BY stream
 
 -- name: forgetting
 SELECT shortest_ms FROM forgetting
@@ -32,7 +33,8 @@ ORDER BY l.position
 -- name: producer_rows
 -- The batches of each producer in order. Further rows of a staged batch have no digest.
 SELECT stream, producer, position, epoch, producer_seq, previous, version, start_bytes, digest, at_ms
-FROM log WHERE producer IS NOT NULL AND digest IS NOT NULL
+FROM log
+WHERE producer IS NOT NULL AND epoch IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
 ORDER BY stream, producer, position
 
 -- name: producers

@@ -1,0 +1,138 @@
+"""A data folder with something of everything in it, for tests that look at the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fencepost.protocol.appends import Append, Conditions
+from fencepost.protocol.batches import digest
+from fencepost.protocol.commits import Commit, CommitItem, Committed, Part
+from fencepost.protocol.creates import Created
+from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.streams import Lifetime
+from fencepost.protocol.subscriptions import Config, Link, Subscription
+from fencepost.store.contract import Staged, Upload
+from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
+from fencepost.testing.clock import SimClock
+from tests.contract.subject import SqliteEngine, Subject, append, batch_of
+
+JSON = "application/json"
+
+
+async def furnish(folder: Path) -> None:
+    """Fill a new folder and leave it as a server that was stopped leaves it."""
+    clock = SimClock()
+    engine = SqliteEngine(folder, clock)
+    subject = Subject(engine, clock)
+    assert engine.store is not None
+    await _streams(subject)
+    await _producers(subject)
+    await _forks(subject)
+    await _commits(subject)
+    await _subscriptions(engine.store)
+    await subject.close()
+
+
+async def _streams(subject: Subject) -> None:
+    await subject.made("json", JSON, body=b'[1,"two",{"three":3}]')
+    await subject.made("bytes", body=b"hello")
+    await subject.made("short", lifetime=Lifetime(ttl_s=3600))
+    await subject.made("dated", lifetime=Lifetime(expires_at_ms=subject.clock.now_ms() + 10**9))
+    await subject.made("closed", JSON, body=b"[1]")
+    await subject.append("closed", b"[2]", JSON, closes=True)
+    await subject.made("gone", body=b"soon forgotten")
+    await subject.appended("gone", b"more", producer=("p", 0, 0))
+    await subject.delete("gone")
+
+
+async def _producers(subject: Subject) -> None:
+    for seq in range(20):
+        subject.clock.advance(10)
+        await subject.appended(
+            "json", b"[%d,%d]" % (seq, seq), content_type=JSON, producer=("a", 0, seq)
+        )
+    for epoch in range(3):
+        for seq in range(3):
+            await subject.appended("bytes", b"<%d.%d>" % (epoch, seq), producer=("b", epoch, seq))
+    await subject.append("closed-by", b"x")
+    await subject.made("closed-by")
+    await subject.appended("closed-by", b"x", producer=("closer", 4, 0))
+    await subject.append("closed-by", closes=True, producer=("closer", 4, 1))
+
+
+async def _forks(subject: Subject) -> None:
+    made = await subject.fork("fork", "json", Offset(2, 6))
+    assert isinstance(made, Created), made
+    await subject.appended("fork", b'["mine"]', content_type=JSON)
+    await subject.fork("fork/cut", "bytes", START, 3)
+    await subject.fork("fork/of-fork", "fork")
+    await subject.made("kept-for-its-fork", body=b"inherited")
+    await subject.fork("heir", "kept-for-its-fork")
+    await subject.delete("kept-for-its-fork")
+
+
+async def _commits(subject: Subject) -> None:
+    await subject.made("keyed", JSON)
+    for number in range(3):
+        keyed = append("keyed", b"[%d]" % number, JSON)
+        outcome = await subject.ask(
+            subject.store.append, _with(keyed, Conditions(key=f"k{number}"))
+        )
+        assert type(outcome).__name__ == "Appended", outcome
+    for ordinal in range(2):
+        upload = Upload(
+            Part("txn", "one"),
+            ordinal,
+            JSON,
+            _batch(b'["staged",%d]' % ordinal),
+            b"%016d" % ordinal,
+        )
+        staged = await subject.ask(subject.store.stage, upload)
+        assert isinstance(staged, Staged), staged
+    upload = Upload(Part("txn", "waiting"), 0, JSON, _batch(b"[0]"), bytes(16))
+    assert isinstance(await subject.ask(subject.store.stage, upload), Staged)
+    item = CommitItem(append("keyed", producer=("stager", 0, 0)), (Part("txn", "one"),))
+    other = CommitItem(append("bytes", b"beside"))
+    outcome = await subject.ask(
+        subject.store.commit, Commit((item, other), "commit-key", digest("", False, b""))
+    )
+    assert isinstance(outcome, Committed), outcome
+    await subject.appended("keyed", b"[9]", content_type=JSON, producer=("stager", 0, 1))
+
+
+def _with(request: Append, conditions: Conditions) -> Append:
+    return Append(
+        request.path,
+        request.batch,
+        request.media_type,
+        request.closes,
+        request.producer,
+        request.seq,
+        request.digest,
+        conditions,
+    )
+
+
+def _batch(body: bytes) -> Any:
+    return batch_of(body, JSON)
+
+
+async def _subscriptions(store: SqliteStore) -> None:
+    subscriptions = SqliteSubscriptions(store)
+    await subscriptions.secret("signing", b"secret" * 6)
+    stream = subscriptions.find_stream("json")
+    assert stream is not None
+    subscription = Subscription(
+        1,
+        "watcher",
+        Config("pull-wake", None, ("json",), None, "wakes", 30_000, None),
+        base_url="http://127.0.0.1:4437",
+        created_ms=store.tick(),
+    )
+    link = Link("json", explicit=True, glob=False, stream_id=stream.id)
+    link.acked = stream.tail
+    subscription.links["json"] = link
+    subscriptions.insert(subscription)
+    assert await subscriptions.durable() is None

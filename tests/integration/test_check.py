@@ -1,0 +1,441 @@
+"""`fencepost check`: what is whole is found whole, and each kind of damage is found by its name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from fencepost.store.sqlite.check import UnreadableError, check
+from fencepost.store.sqlite.database import FILE
+from tests.integration.folders import furnish
+from tests.integration.raw import ask
+from tests.serving import ServerProcess
+
+STREAM = "(SELECT id FROM streams WHERE path = '{}')"
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("check") / "data"
+    asyncio.run(furnish(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(furnished: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(furnished, tmp_path / "data"))
+
+
+def damage(folder: Path, *statements: str) -> None:
+    connection = apsw.Connection(str(folder / FILE))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def of(path: str) -> str:
+    return STREAM.format(path)
+
+
+def first_row(path: str, order: str = "position") -> str:
+    """The position of the first row of a stream's messages, or with `position DESC` the last."""
+    return (
+        f"(SELECT position FROM log WHERE stream = {of(path)}"
+        f" AND kind = 0 ORDER BY {order} LIMIT 1)"
+    )
+
+
+PLANTED: dict[str, tuple[str, list[str]]] = {
+    "a lost append": (
+        "messages_missing",
+        [f"DELETE FROM log WHERE stream = {of('bytes')} AND epoch = 1 AND producer_seq = 1"],
+    ),
+    "a lost first append": (
+        "messages_missing",
+        [f"DELETE FROM log WHERE position = {first_row('keyed')}"],
+    ),
+    "a lost last append": (
+        "tail_wrong",
+        [f"DELETE FROM log WHERE position = {first_row('keyed', 'position DESC')}"],
+    ),
+    "a tail that is ahead": (
+        "tail_wrong",
+        ["UPDATE streams SET tail_messages = tail_messages + 1 WHERE path = 'json'"],
+    ),
+    "a wrong version": (
+        "version_wrong",
+        [f"UPDATE log SET version = version + 1 WHERE position = {first_row('json')} + 3"],
+    ),
+    "appends that overlap": (
+        "messages_overlap",
+        [
+            "UPDATE log SET size = size + 1, data = CAST(data || 'x' AS BLOB)"
+            f" WHERE position = {first_row('bytes')}"
+        ],
+    ),
+    "positions that overlap": (
+        "positions_overlap",
+        [
+            f"UPDATE log SET count = 4, lengths = NULL WHERE position = {first_row('json')}",
+        ],
+    ),
+    "a time that runs back": (
+        "time_backwards",
+        ["UPDATE log SET at_ms = at_ms - 60000 WHERE position = (SELECT max(position) FROM log)"],
+    ),
+    "a position counter that would give numbers out again": (
+        "counter_behind",
+        ["UPDATE counters SET next_position = next_position - 2"],
+    ),
+    "a stream counter that would give numbers out again": (
+        "counter_behind",
+        ["UPDATE counters SET next_stream = 2"],
+    ),
+    "data cut short": (
+        "lengths_wrong",
+        [f"UPDATE log SET data = substr(data, 1, 2) WHERE position = {first_row('bytes')}"],
+    ),
+    "wrong lengths": (
+        "lengths_wrong",
+        [
+            "UPDATE log SET lengths = x'010000000100000001000000'"
+            f" WHERE position = {first_row('json')}"
+        ],
+    ),
+    "lengths of other messages": (
+        "json_wrong",
+        [
+            "UPDATE log SET lengths = x'02000000040000000b000000'"
+            f" WHERE position = {first_row('json')}"
+        ],
+    ),
+    "broken JSON": (
+        "json_wrong",
+        [f"UPDATE log SET data = CAST('}}' AS BLOB) WHERE position = {first_row('closed')}"],
+    ),
+    "no data at all": (
+        "data_missing",
+        [f"UPDATE log SET data = NULL WHERE position = {first_row('bytes')}"],
+    ),
+    "messages of nobody": (
+        "row_without_stream",
+        [f"UPDATE log SET stream = 4711 WHERE position = {first_row('json')}"],
+    ),
+    "an unknown kind of row": (
+        "kind_unknown",
+        ["UPDATE log SET kind = 99 WHERE kind = 2"],
+    ),
+    "a batch stored twice": (
+        "producer_repeats",
+        [f"UPDATE log SET producer_seq = 3 WHERE stream = {of('json')} AND producer_seq = 4"],
+    ),
+    "a batch that was never stored": (
+        "producer_gap",
+        [
+            "UPDATE log SET producer_seq = producer_seq + 1"
+            f" WHERE stream = {of('json')} AND producer_seq > 7"
+        ],
+    ),
+    "an epoch that goes back": (
+        "epoch_backwards",
+        [f"UPDATE log SET epoch = 5 WHERE stream = {of('bytes')} AND epoch = 0"],
+    ),
+    "a producer's state behind its messages": (
+        "producer_wrong",
+        ["UPDATE producers SET seq = seq - 1 WHERE id = 'a'"],
+    ),
+    "a producer's state ahead of its messages": (
+        "producer_wrong",
+        ["UPDATE producers SET seq = seq + 1 WHERE id = 'a'"],
+    ),
+    "a forgotten producer": (
+        "producer_missing",
+        ["DELETE FROM producers WHERE id = 'b'"],
+    ),
+    "a producer without messages": (
+        "producer_without_batch",
+        [
+            "INSERT INTO producers SELECT stream, 'ghost', 0, 0, first, 1, 0 FROM producers"
+            " WHERE id = 'a'"
+        ],
+    ),
+    "a producer of no stream": (
+        "producer_without_stream",
+        ["UPDATE producers SET stream = 4711 WHERE id = 'a'"],
+    ),
+    "a chain that names the wrong batch": (
+        "previous_wrong",
+        [f"UPDATE log SET previous = 0 WHERE stream = {of('json')} AND producer_seq = 7"],
+    ),
+    "another claim than was made": (
+        "producer_first_wrong",
+        ["UPDATE producers SET first = zeroblob(40) WHERE id = 'a'"],
+    ),
+    "half a producer": (
+        "producer_incomplete",
+        [f"UPDATE log SET epoch = NULL WHERE stream = {of('json')} AND producer_seq = 7"],
+    ),
+    "messages after the end of a closed stream": (
+        "message_after_close",
+        [
+            f"UPDATE log SET stream = {of('closed')}"
+            f" WHERE position = {first_row('json', 'position DESC')}"
+        ],
+    ),
+    "a closed stream that is open": (
+        "closed_wrong",
+        ["UPDATE streams SET closed = 0 WHERE path = 'closed'"],
+    ),
+    "an end that nobody wrote down": (
+        "close_marker_missing",
+        [f"DELETE FROM log WHERE kind = 1 AND stream = {of('closed')}"],
+    ),
+    "a deleted stream that is back": (
+        "state_wrong",
+        ["UPDATE streams SET state = 0, ended_ms = NULL WHERE path = 'gone'"],
+    ),
+    "a deletion that nobody wrote down": (
+        "delete_marker_missing",
+        [f"DELETE FROM log WHERE kind = 2 AND stream = {of('gone')}"],
+    ),
+    "a first offset without a truncation": (
+        "first_wrong",
+        ["UPDATE streams SET first_messages = 1, first_bytes = 5 WHERE path = 'bytes'"],
+    ),
+    "a wrong number of forks": (
+        "forks_count_wrong",
+        ["UPDATE streams SET forks_count = 0 WHERE path = 'bytes'"],
+    ),
+    "a fork without its source": (
+        "fork_source_missing",
+        ["DELETE FROM streams WHERE path = 'kept-for-its-fork'"],
+    ),
+    "a fork without what it inherits": (
+        "fork_rows_missing",
+        [f"DELETE FROM log WHERE stream = {of('kept-for-its-fork')} AND kind = 0"],
+    ),
+    "a fork between two places": (
+        "fork_point_wrong",
+        [
+            "UPDATE streams SET fork = replace(fork, ', 2, 6]', ', 2, 5]'),"
+            " segments = replace(segments, '[2, 6]', '[2, 5]') WHERE path = 'fork'"
+        ],
+    ),
+    "a fork whose parts do not add up": (
+        "segments_wrong",
+        ["UPDATE streams SET segments = '[]' WHERE path = 'heir'"],
+    ),
+    "a deadline that comes too early": (
+        "deadline_wrong",
+        ["UPDATE streams SET deadline_ms = created_ms WHERE path = 'short'"],
+    ),
+    "a deadline of its own": (
+        "deadline_wrong",
+        ["UPDATE streams SET deadline_ms = 1 WHERE path = 'dated'"],
+    ),
+    "a key without its messages": (
+        "key_without_messages",
+        ["UPDATE keys SET start_bytes = 4711, tail_bytes = 4712 WHERE key = 'k1'"],
+    ),
+    "a key with other messages": (
+        "key_wrong",
+        ["UPDATE keys SET tail_messages = tail_messages + 1 WHERE key = 'k1'"],
+    ),
+    "a key of no stream": (
+        "key_without_stream",
+        ["UPDATE keys SET stream = 4711 WHERE key = 'k1'"],
+    ),
+    "two keys for one append": (
+        "keys_share_messages",
+        [
+            "INSERT INTO keys SELECT stream, principal, 'again', digest, start_messages,"
+            " start_bytes, tail_messages, tail_bytes, closed, position, created_ms, expires_ms,"
+            " answer FROM keys WHERE key = 'k1'"
+        ],
+    ),
+    "a staged chunk that is gone": (
+        "chunk_missing",
+        ["DELETE FROM chunks WHERE part = 'one' AND ordinal = 1"],
+    ),
+    "a staged chunk that is another": (
+        "chunk_wrong",
+        ["UPDATE chunks SET size = size + 1 WHERE part = 'one' AND ordinal = 1"],
+    ),
+    "a part that is messages and was not committed": (
+        "part_wrong",
+        ["UPDATE parts SET committed = NULL WHERE part = 'one'"],
+    ),
+    "a part that was committed and is no messages": (
+        "part_wrong",
+        ["UPDATE parts SET committed = 1 WHERE part = 'waiting'"],
+    ),
+    "a cursor in a stream that is gone": (
+        "link_without_stream",
+        [f"UPDATE links SET stream = {of('gone')}"],
+    ),
+    "a cursor of nobody": (
+        "link_without_subscription",
+        ["DELETE FROM subscriptions"],
+    ),
+    "a cursor ahead of its stream": (
+        "cursor_wrong",
+        ["UPDATE links SET acked_bytes = acked_bytes + 1"],
+    ),
+    "an empty secret": (
+        "secret_empty",
+        ["UPDATE secrets SET value = x''"],
+    ),
+    "two streams at one path": (
+        "path_taken_twice",
+        [
+            "DROP INDEX streams_by_path",
+            "UPDATE streams SET path = 'json' WHERE path = 'bytes'",
+        ],
+    ),
+    "a time that has not come yet": (
+        "time_wrong",
+        ["UPDATE streams SET updated_ms = updated_ms + 10000000000 WHERE path = 'json'"],
+    ),
+    "a stream that cannot be read": (
+        "stream_unreadable",
+        ["UPDATE streams SET fork = '[' WHERE path = 'fork'"],
+    ),
+}
+
+
+def test_a_whole_folder_has_no_findings(folder: Path) -> None:
+    report = check(folder)
+
+    assert report.findings == []
+    assert report.counts["streams"] >= 12
+    assert report.counts["keys"] == 3
+    assert report.counts["producers"] >= 4
+    assert report.counts["subscriptions"] == 1
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_damage_is_found(folder: Path, name: str) -> None:
+    expected, statements = PLANTED[name]
+    damage(folder, *statements)
+
+    report = check(folder)
+
+    assert expected in report.codes, report.findings
+
+
+def _zero_a_page(folder: Path) -> None:
+    with (folder / FILE).open("r+b") as file:
+        file.seek(4096 * 3)
+        file.write(bytes(4096))
+
+
+def _cut_off(folder: Path) -> None:
+    with (folder / FILE).open("r+b") as file:
+        file.truncate((folder / FILE).stat().st_size // 2 // 4096 * 4096)
+
+
+def _flip_bits(folder: Path) -> None:
+    """Inside the index of paths, so that table and index disagree."""
+    data = (folder / FILE).read_bytes()
+    connection = apsw.Connection(str(folder / FILE))
+    [(root,)] = connection.execute(
+        "SELECT rootpage FROM sqlite_schema WHERE name = 'streams_by_path'"
+    )
+    connection.close()
+    at = data.index(b"short", 4096 * (root - 1))
+    with (folder / FILE).open("r+b") as file:
+        file.seek(at)
+        file.write(b"shirt")
+
+
+@pytest.mark.parametrize("harm", [_zero_a_page, _cut_off, _flip_bits])
+def test_damage_below_the_tables_is_found(folder: Path, harm: Callable[[Path], None]) -> None:
+    harm(folder)
+
+    report = check(folder)
+
+    assert "file_damaged" in report.codes
+
+
+@pytest.mark.parametrize("make", ["absent", "empty folder", "text", "foreign", "too new"])
+def test_what_is_no_data_folder_cannot_be_checked(folder: Path, tmp_path: Path, make: str) -> None:
+    place = tmp_path / "place"
+    if make == "empty folder":
+        place.mkdir()
+    elif make == "text":
+        place.write_text("this is no database, whatever its name says. " * 100)
+    elif make == "foreign":
+        apsw.Connection(str(place)).execute("CREATE TABLE streams (a)")
+    elif make == "too new":
+        damage(folder, "PRAGMA user_version = 9999")
+        place = folder
+
+    with pytest.raises(UnreadableError):
+        check(place)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fencepost", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_command_says_what_it_found_and_how(folder: Path) -> None:
+    clean = run("check", "--data", str(folder))
+    damage(folder, "UPDATE counters SET next_stream = 2")
+    found = run("check", "--data", str(folder))
+    as_json = run("check", "--data", str(folder), "--json")
+    nothing = run("check", "--data", str(folder / "nowhere"), "--json")
+
+    assert clean.returncode == 0, clean
+    assert "no findings" in clean.stdout
+    assert found.returncode == 1
+    assert "counter_behind" in found.stdout
+    assert as_json.returncode == 1
+    report = json.loads(as_json.stdout)
+    assert not report["clean"]
+    assert report["findings_count"] == 1
+    assert report["findings"][0]["code"] == "counter_behind"
+    assert nothing.returncode == 2
+    assert "error" in json.loads(nothing.stdout)
+
+
+def test_a_check_changes_nothing_and_leaves_nothing(folder: Path) -> None:
+    before = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+
+    check(folder)
+
+    after = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+    # Reading a database with a write-ahead log needs that file; it stays empty.
+    assert {name: data for name, data in after.items() if data and "-shm" not in name} == {
+        name: data for name, data in before.items() if data
+    }
+
+
+def test_a_folder_that_a_server_is_using_can_be_checked(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with ServerProcess(folder) as server:
+        ask(server.port, "PUT", "/v1/stream/s", "Content-Type: text/plain")
+        for number in range(50):
+            ask(
+                server.port,
+                "POST",
+                "/v1/stream/s",
+                "Content-Type: text/plain",
+                f"Producer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: {number}",
+                body=b"%d" % number,
+            )
+
+        report = check(folder)
+
+        assert report.findings == []
+        assert report.counts["messages"] == 50
