@@ -23,6 +23,9 @@ from fencepost.store.sqlite.database import fetch
 
 T = TypeVar("T")
 
+CHARACTER_BYTES_MAX = 4
+"""The longest character in UTF-8."""
+
 
 class Readers:
     """A few threads that read, each call on a connection that nobody else is using."""
@@ -80,6 +83,9 @@ def read_chunk(
     left = bytes_max
     for segment in segments:
         while at.bytes < segment.end.bytes and left > 0:
+            if pieces and left < CHARACTER_BYTES_MAX:
+                left = 0  # the next row might begin with a character that does not fit
+                break
             piece = _read_segment(connection, segment, at, bytes_max=left, is_json=is_json)
             if pieces and len(piece.data) > left:
                 left = 0
@@ -134,10 +140,24 @@ def _part_of_row(
     if at.messages != version:
         raise OffsetError
     stop = min(limit, start + size)
+    if stop < min(start + size, segment.end.bytes):
+        stop = start + _between_characters(data, at.bytes - start, stop - start)
     part = data[at.bytes - start : stop - start]
     if stop == segment.end.bytes:
         return Piece(part, segment.end)
     return Piece(part, Offset(version + (stop == start + size), stop))
+
+
+def _between_characters(data: bytes, start: int, stop: int) -> int:
+    """The last place up to `stop` that is not inside a UTF-8 character, or `stop` if there is none.
+
+    A reader of server-sent events decodes each on its own, so a character cut by us would be lost.
+    What is not UTF-8 may be cut anywhere.
+    """
+    for place in range(stop, max(start, stop - CHARACTER_BYTES_MAX), -1):
+        if data[place] & 0xC0 != 0x80:
+            return place
+    return stop
 
 
 def _json_part(
