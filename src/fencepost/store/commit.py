@@ -11,8 +11,8 @@ join, and at most one group being committed. The rules it holds:
 * An error in COMMIT itself is an unknown outcome, and said so.
 
 Statements run on the loop, where they cost microseconds. The COMMIT waits for the disk. Where that
-takes a fraction of a millisecond, handing it to another thread and back costs more than it saves, so
-it runs on the loop as well; after one slow commit the next ones run in a writer thread, so that
+takes a fraction of a millisecond, handing it to another thread and back costs more than it saves,
+so it runs on the loop as well; after one slow commit the next ones run in a writer thread, so that
 readers do not wait for the disk. A group with much data runs in the thread as a whole, so that
 copying it does not hold up readers either.
 """
@@ -262,7 +262,7 @@ class GroupCommit(Generic[GroupT]):
 
     def _learn(self, elapsed_ns: int) -> None:
         """Choose where the next commits run, after one that took this long."""
-        if elapsed_ns > self._loop_commit_ns_max:
+        if elapsed_ns >= self._loop_commit_ns_max:
             self._thread_commits_left = THREAD_COMMITS_AFTER_SLOW
         elif self._thread_commits_left:
             self._thread_commits_left -= 1
