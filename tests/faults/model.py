@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fencepost.protocol.appends import Append, ProducerTuple
+from fencepost.protocol.commits import Commit
 from fencepost.protocol.creates import Create
 
 
@@ -19,7 +20,9 @@ class Remove(NamedTuple):
     path: str
 
 
-Request = Append | Create | Remove
+Request = Append | Create | Remove | Commit
+Messages = tuple[tuple[bytes, ...], ...]
+"""What a request carries: one tuple of messages for each append that it is made of."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Kept:
     touched_ms: int
     seq: str | None = None
     producers: tuple[tuple[str, tuple[int, int]], ...] = ()
+    keys: tuple[tuple[str, bytes], ...] = ()
     source: str | None = None
     forks: int = 0
     soft_deleted: bool = False
@@ -94,13 +98,32 @@ class Model:
             kept.content_type, kept.data, len(kept.messages), kept.size, kept.closed, kept.ttl_s
         )
 
-    def apply(self, request: Request, messages: tuple[bytes, ...], now_ms: int) -> str:
+    def apply(self, request: Request, messages: Messages, now_ms: int) -> str:
         """Do what `request` asks, or refuse it; the name of the outcome."""
         if isinstance(request, Append):
-            return self._append(request, messages, now_ms)
+            return self._append(request, messages[0], now_ms)
         if isinstance(request, Create):
-            return self._create(request, messages, now_ms)
+            return self._create(request, messages[0], now_ms)
+        if isinstance(request, Commit):
+            return self._commit(request, messages, now_ms)
         return self._remove(request.path, now_ms)
+
+    def _commit(self, request: Commit, messages: Messages, now_ms: int) -> str:
+        draft = self.copy()
+        names = [
+            draft._append(item.append, carried, now_ms)
+            for item, carried in zip(request.items, messages, strict=True)
+        ]
+        done = {"Appended"}
+        repeated = {"Duplicate", "Replayed", "AlreadyClosed"}
+        if any(name not in done | repeated for name in names):
+            return "CommitRefused"
+        if set(names) <= repeated:
+            return "CommitDuplicate"
+        if not set(names) <= done:
+            return "CommitPartial"
+        self.streams = draft.streams
+        return "Committed"
 
     def _append(self, request: Append, messages: tuple[bytes, ...], now_ms: int) -> str:
         kept = self.alive(request.path, now_ms)
@@ -110,6 +133,10 @@ class Model:
             return "SoftDeleted"
         kept = replace(kept, touched_ms=now_ms)
         self.streams[request.path] = kept
+        key = request.conditions.key if request.conditions is not None else None
+        used = dict(kept.keys).get(key or "")
+        if used is not None:
+            return "Replayed" if used == request.digest else "KeyReused"
         refused = _refusal(kept, request)
         if refused is not None:
             return refused
@@ -122,6 +149,7 @@ class Model:
             closed=request.closes,
             seq=request.seq or kept.seq,
             producers=tuple(producers.items()),
+            keys=kept.keys if key is None else (*kept.keys, (key, request.digest)),
         )
         return "Appended"
 

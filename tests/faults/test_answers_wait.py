@@ -67,7 +67,8 @@ async def slow(tmp_path: Path) -> AsyncIterator[SlowServer]:
     with fault_vfs() as vfs:
         vfs.rules += [gate, disk]
         server = TestServer(
-            SqliteSettings(folder=tmp_path, vfs=vfs.name),
+            # Always the thread: a commit on the loop would hold this test up at the gate too.
+            SqliteSettings(folder=tmp_path, vfs=vfs.name, loop_commit_us_max=0),
             settings=ServerSettings(long_poll_ms=20_000),
         )
         await server.start()

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from fencepost.protocol.appends import Append, ProducerTuple
+from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import Batch, bytes_batch, digest, json_batch
+from fencepost.protocol.commits import Commit, CommitItem
 from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import DiskLog, SimClock, SyncGate, fault_vfs
-from tests.faults.model import Model, Remove, Request
+from tests.faults.model import Messages, Model, Remove, Request
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -39,7 +40,7 @@ class Step(NamedTuple):
 
     number: int
     request: Request
-    messages: tuple[bytes, ...]
+    messages: Messages
     at_ms: int
     expected: str
 
@@ -79,17 +80,28 @@ class Chooser:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
 
-    def next(self, model: Model, number: int) -> tuple[Request, tuple[bytes, ...]]:
+    def next(self, model: Model, number: int) -> tuple[Request, Messages]:
         dice = self._dice
         roll = dice.random()
         path = dice.choice(PATHS)
         if path not in model.streams and dice.random() < 0.8:
             return self._create(model, number, path)
+        if roll < 0.76:
+            request, messages = self._append(model, number, path)
+            return request, (messages,)
         if roll < 0.88:
-            return self._append(model, number, path)
+            return self._commit(model, number)
         if roll < 0.95:
             return self._create(model, number, path)
         return Remove(path), ()
+
+    def _commit(self, model: Model, number: int) -> tuple[Request, Messages]:
+        """Appends to several streams that must all be there afterwards, or none."""
+        paths = self._dice.sample([*PLAIN, *FORKS, *LONG], self._dice.randint(2, 3))
+        present = [path for path in paths if path in model.streams] or paths
+        chosen = [self._append(model, number, path) for path in present]
+        items = tuple(CommitItem(request) for request, _ in chosen)
+        return Commit(items), tuple(messages for _, messages in chosen)
 
     def _body(self, number: int, content_type: str) -> tuple[Batch, tuple[bytes, ...]]:
         dice = self._dice
@@ -106,7 +118,7 @@ class Chooser:
         assert isinstance(batch, Batch)
         return batch, messages
 
-    def _append(self, model: Model, number: int, path: str) -> tuple[Request, tuple[bytes, ...]]:
+    def _append(self, model: Model, number: int, path: str) -> tuple[Append, tuple[bytes, ...]]:
         dice = self._dice
         kept = model.streams.get(path)
         content_type = kept.content_type if kept is not None else BYTES
@@ -115,13 +127,15 @@ class Chooser:
         messages: tuple[bytes, ...] = ()
         if not closes or dice.random() < 0.5:
             batch, messages = self._body(number, content_type)
-        producer = seq = None
-        if dice.random() < 0.85:
+        producer = seq = conditions = None
+        if dice.random() < 0.75:
             name = f"producer-{dice.randrange(PRODUCERS)}"
             known = kept.producer(name) if kept is not None else None
             producer = self._claim(name, known)
-        elif dice.random() < 0.7:
+        elif dice.random() < 0.5:
             seq = f"{number - dice.choice((0, 0, 0, 30)):08d}"
+        else:
+            conditions = Conditions(key=f"key-{dice.randrange(6)}")
         request = Append(
             path,
             batch,
@@ -130,6 +144,7 @@ class Chooser:
             producer=producer,
             seq=seq,
             digest=digest(content_type, closes, b"" if batch is None else batch.data),
+            conditions=conditions,
         )
         return request, messages
 
@@ -148,7 +163,7 @@ class Chooser:
             return ProducerTuple(name, epoch - 1, seq + 1)
         return ProducerTuple(name, epoch + 1, 0)
 
-    def _create(self, model: Model, number: int, path: str) -> tuple[Request, tuple[bytes, ...]]:
+    def _create(self, model: Model, number: int, path: str) -> tuple[Request, Messages]:
         dice = self._dice
         fork_from = None
         lifetime = Lifetime()
@@ -167,7 +182,7 @@ class Chooser:
         if dice.random() < 0.4:
             batch, messages = self._body(number, content_type)
         closed = dice.random() < 0.05
-        return Create(path, content_type, lifetime, closed, batch, fork_from), messages
+        return Create(path, content_type, lifetime, closed, batch, fork_from), (messages,)
 
 
 def submit(store: SqliteStore, request: Request, done: Callable[[Any], None]) -> None:
@@ -176,6 +191,8 @@ def submit(store: SqliteStore, request: Request, done: Callable[[Any], None]) ->
         store.append(request, done)
     elif isinstance(request, Create):
         store.create(request, done)
+    elif isinstance(request, Commit):
+        store.commit(request, done)
     else:
         store.delete(request.path, done)
 
@@ -245,8 +262,14 @@ def _checkpoint(connection: apsw.Connection, mode: str) -> None:
     connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
 
-async def drive(folder: Path, *, seed: int, rounds: int, synchronous: str = "FULL") -> History:
-    """Run a store from its first file operation to its last, and keep everything about it."""
+async def drive(
+    folder: Path, *, seed: int, rounds: int, synchronous: str = "FULL", on_loop: bool = False
+) -> History:
+    """Run a store from its first file operation to its last, and keep everything about it.
+
+    With `on_loop` its commits run on the event loop, as they do while a disk is fast; else in the
+    writer thread, where the gate holds them.
+    """
     history = History()
     clock = SimClock(seed=seed)
     gate = SyncGate()
@@ -263,6 +286,9 @@ async def drive(folder: Path, *, seed: int, rounds: int, synchronous: str = "FUL
             ),
             clock,
         )
+        if on_loop:
+            # By this clock every commit takes no time, so the loop would take over sooner or later.
+            store.commits._thread_commits_left = 0
         driver = Driver(seed, history, store, clock)
         for _ in range(rounds):
             await driver.round(gate)
