@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 
 from fencepost.clock import Clock, SystemClock
+from fencepost.server.handlers.openapi import OpenApi
 from fencepost.server.handlers.operations import Operations
 from fencepost.server.listening import serve
 from fencepost.server.metrics import Metrics
@@ -53,7 +54,7 @@ async def run(
         store,
         clock,
         settings,
-        extras=(Operations(store, metrics).handle, reserved.handle),
+        extras=(Operations(store, metrics).handle, OpenApi().handle, reserved.handle),
     )
     metrics.watch(app.tails)
     metrics.watch_subscriptions(engine)
