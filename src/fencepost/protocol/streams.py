@@ -7,6 +7,7 @@ rule in hand. Nothing here knows where the record came from.
 from __future__ import annotations
 
 import struct
+import sys
 from typing import NamedTuple
 
 import msgspec
@@ -186,4 +187,5 @@ class Stream:
 
 def media_type(content_type: str) -> str:
     """The part of a content type that counts for comparisons: no parameters, lower case."""
-    return content_type.partition(";")[0].strip().lower()
+    # Interned, because every stream in memory holds one and there are only a few.
+    return sys.intern(content_type.partition(";")[0].strip().lower())

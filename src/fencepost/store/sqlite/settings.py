@@ -17,7 +17,7 @@ class SqliteSettings:
     the fault tests set it to see that they notice."""
     vfs: str | None = None
     """The SQLite VFS to use; the fault tests bring one that loses what was not synced."""
-    streams_cached_max: int = 100_000
+    streams_cached_max: int = 32_768
     """Streams whose state is kept in memory; others are loaded when they are used."""
     producers_cached_max: int = 10_000
     """Producers kept in memory for each stream in use."""
