@@ -1,7 +1,7 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
-The file has a table for each layer: [server], [http], [limits], [store]. A key that no layer knows
-is an error, because a misspelt limit is no limit. An environment variable is FENCEPOST_ and the
+The file has a table for each layer: [server], [http], [limits], [subscriptions], [store]. A key
+that no layer knows is an error, because a misspelt limit is no limit. An environment variable is FENCEPOST_ and the
 table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS.
 """
 
@@ -18,6 +18,8 @@ import platformdirs
 
 from fencepost.protocol.limits import Limits
 from fencepost.server.settings import HttpSettings, ServerSettings
+from fencepost.server.subscriptions.settings import SubscriptionSettings
+from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.sqlite.settings import SqliteSettings
 
 T = TypeVar("T")
@@ -26,10 +28,13 @@ TABLES: dict[str, type] = {
     "server": ServerSettings,
     "http": HttpSettings,
     "limits": Limits,
+    "subscriptions": SubscriptionSettings,
+    "subscriptions": SubscriptionSettings,
     "store": SqliteSettings,
 }
-_COMPOSED = {"http", "limits", "folder", "vfs"}
-"""Fields that are tables of their own, or not for a file to set."""
+_COMPOSED = {"http", "limits", "subscriptions", "folder", "vfs", "synchronous"}
+"""Fields that are tables of their own, or not for a file to set: an answer is durable, always."""
+_MAY_BE_ZERO = {"long_poll_ms", "sse_ms", "drain_ms", "log_retention_ms"}
 
 
 class SettingsError(Exception):
@@ -49,10 +54,14 @@ def load(
     for table, values in (*_from_environment(os.environ).items(), *overrides.items()):
         tables.setdefault(table, {}).update(values)
     file_folder = tables.get("store", {}).pop("folder", None)
+    if not isinstance(file_folder, str | None):
+        raise SettingsError(f"[store] folder must be of type str, not {file_folder!r}")
     chosen = folder or (Path(file_folder).expanduser() if file_folder else default_folder())
     server = ServerSettings(
         http=_make("http", HttpSettings, tables),
         limits=_make("limits", Limits, tables),
+        subscriptions=_make("subscriptions", SubscriptionSettings, tables),
+        subscriptions=_make("subscriptions", SubscriptionSettings, tables),
         **_checked("server", ServerSettings, tables),
     )
     return server, SqliteSettings(folder=chosen, **_checked("store", SqliteSettings, tables))
@@ -64,7 +73,7 @@ def _from_file(config: Path) -> dict[str, dict[str, Any]]:
             tables = tomllib.load(file)
     except OSError as error:
         raise SettingsError(f"the config file {config} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"the config file {config} is not TOML: {error}") from None
     for name, values in tables.items():
         if name not in TABLES or not isinstance(values, dict):
@@ -105,4 +114,7 @@ def _checked(table: str, kind: type, tables: dict[str, dict[str, Any]]) -> dict[
             raise SettingsError(
                 f"[{table}] {key} must be of type {wanted.__name__}, not {value!r}"
             ) from None
+        if wanted in (int, float) and not checked[key] > 0:
+            if key not in _MAY_BE_ZERO or checked[key] != 0:
+                raise SettingsError(f"[{table}] {key} must be greater than zero, not {value!r}")
     return checked
