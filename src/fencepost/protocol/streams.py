@@ -7,12 +7,13 @@ rule in hand. Nothing here knows where the record came from.
 from __future__ import annotations
 
 import struct
-import sys
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.retention import KEEP_ALL, Retention
 
 RECENT_BATCHES = 16
 """How many of a producer's last batches are remembered in full, beside seq 0 of its epoch."""
@@ -136,6 +137,7 @@ class Stream:
         "lifetime",
         "media_type",
         "path",
+        "retention",
         "segments",
         "seq",
         "soft_deleted",
@@ -155,6 +157,7 @@ class Stream:
         first: Offset = START,
         fork: Fork | None = None,
         segments: tuple[Segment, ...] = (),
+        retention: Retention = KEEP_ALL,
     ) -> None:
         self.id = stream_id
         self.path = path
@@ -167,6 +170,7 @@ class Stream:
         self.first = first  # the first offset still kept; later ones were truncated away
         self.fork = fork
         self.segments = segments
+        self.retention = retention
         self.forks_count = 0
         self.closed = False
         self.closed_by: tuple[str, int, int] | None = None
@@ -185,7 +189,8 @@ class Stream:
         return deadline_ms is not None and deadline_ms <= now_ms
 
 
+# Remembered, because every stream in memory holds one and there are only a few.
+@lru_cache(maxsize=1024)
 def media_type(content_type: str) -> str:
     """The part of a content type that counts for comparisons: no parameters, lower case."""
-    # Interned, because every stream in memory holds one and there are only a few.
-    return sys.intern(content_type.partition(";")[0].strip().lower())
+    return content_type.partition(";")[0].strip().lower()

@@ -56,9 +56,6 @@ _SINGLE = (
 )
 
 
-_media_type = lru_cache(maxsize=REMEMBERED_MAX)(media_type)
-
-
 class RefusedError(Exception):
     """The request cannot be taken; `response` says why."""
 
@@ -212,7 +209,7 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
         kind = content_type(request, limits)
         if kind is None:
             raise bad("content_type_missing", "an append needs a Content-Type")
-        media = _media_type(kind)
+        media = media_type(kind)
         batch = batch_of(body, media, limits)
         if batch is None:
             raise bad("batch_empty", "an empty array appends nothing")
@@ -331,7 +328,7 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
     if request.body:
         if kind is None and fork_from is not None:
             raise bad("content_type_missing", "a fork with a body needs a Content-Type")
-        batch = batch_of(request.body, _media_type(kind or ""), limits)
+        batch = batch_of(request.body, media_type(kind or ""), limits)
     return Create(
         path,
         content_type=kind,
