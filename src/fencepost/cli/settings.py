@@ -19,7 +19,6 @@ import platformdirs
 from fencepost.protocol.limits import Limits
 from fencepost.server.settings import HttpSettings, ServerSettings
 from fencepost.server.subscriptions.settings import SubscriptionSettings
-from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.sqlite.settings import SqliteSettings
 
 T = TypeVar("T")
@@ -28,7 +27,6 @@ TABLES: dict[str, type] = {
     "server": ServerSettings,
     "http": HttpSettings,
     "limits": Limits,
-    "subscriptions": SubscriptionSettings,
     "subscriptions": SubscriptionSettings,
     "store": SqliteSettings,
 }
@@ -60,7 +58,6 @@ def load(
     server = ServerSettings(
         http=_make("http", HttpSettings, tables),
         limits=_make("limits", Limits, tables),
-        subscriptions=_make("subscriptions", SubscriptionSettings, tables),
         subscriptions=_make("subscriptions", SubscriptionSettings, tables),
         **_checked("server", ServerSettings, tables),
     )
