@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 picks a free one.", max=65535)
+        int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)
     ] = 4437,
     data: Annotated[
         Path | None,

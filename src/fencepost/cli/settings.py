@@ -1,8 +1,8 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
 The file has a table for each layer: [server], [http], [limits], [subscriptions], [store]. A key
-that no layer knows is an error, because a misspelt limit is no limit. An environment variable is FENCEPOST_ and the
-table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS.
+that no layer knows is an error, because a misspelt limit is no limit. An environment variable is
+FENCEPOST_ and the table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ def _checked(table: str, kind: type, tables: dict[str, dict[str, Any]]) -> dict[
             raise SettingsError(
                 f"[{table}] {key} must be of type {wanted.__name__}, not {value!r}"
             ) from None
-        if wanted in (int, float) and not checked[key] > 0:
-            if key not in _MAY_BE_ZERO or checked[key] != 0:
-                raise SettingsError(f"[{table}] {key} must be greater than zero, not {value!r}")
+        if wanted in (int, float) and not _in_range(key, checked[key]):
+            raise SettingsError(f"[{table}] {key} must be greater than zero, not {value!r}")
     return checked
+
+
+def _in_range(key: str, number: float) -> bool:
+    return number > 0 or (number == 0 and key in _MAY_BE_ZERO)  # and not NaN
