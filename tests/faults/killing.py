@@ -8,6 +8,7 @@ import asyncio
 import json
 import random
 from collections import deque
+from typing import Protocol
 
 from tests.faults.wire import HttpRequest, Reply, Wire, asked, get, head, post, put, remove
 
@@ -19,6 +20,12 @@ BATCH_MAX = 5
 SHORT = "short/second"
 ANSWERS_S_MAX = 60
 LOST = (ConnectionError, asyncio.IncompleteReadError, OSError)
+
+
+class Client(Protocol):
+    """Somebody who keeps a server busy until the load is done."""
+
+    async def run(self) -> None: ...
 
 
 class Load:

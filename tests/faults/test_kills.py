@@ -1,8 +1,10 @@
 """SIGKILL under load: eight producers, a server killed again and again, nothing lost or doubled.
 
 Producers pipeline, and after each loss of their connection send again whatever has no answer, as
-any client would. What they were told is written down; at the end, and for readers all along, the
-streams must agree with it. FENCEPOST_FAULT_KILLS=200 makes it the long run (`just faults`).
+any client would. Beside them streams are made, closed and deleted, commits go to several streams at
+once, and a worker acks a subscription. What they were told is written down; at the end, and for
+readers all along, the server must agree with it. FENCEPOST_FAULT_KILLS=200
+makes it the long run (`just faults`).
 """
 
 import asyncio
@@ -10,7 +12,9 @@ import os
 import random
 from pathlib import Path
 
+from tests.faults.coordinating import Committer, PullWorker, check_commits, create_coordinated
 from tests.faults.killing import (
+    Client,
     Lives,
     Load,
     Reader,
@@ -24,6 +28,7 @@ from tests.serving import ServerProcess
 KILLS_DEFAULT = 10
 PRODUCERS = 8
 LIVES = 2
+COMMITTERS = 2
 ANSWERS_BETWEEN_KILLS_MAX = 1_500
 
 
@@ -36,22 +41,24 @@ async def test_nothing_is_lost_or_doubled_however_often_the_server_is_killed(
     await asyncio.to_thread(server.start)
     load = Load(server.port, seed)
     await create_shared(load)
+    await create_coordinated(load)
     producers = [SharedProducer(number, load) for number in range(PRODUCERS)]
     lives = [Lives(number, load) for number in range(LIVES)]
     readers = [Reader(path, load) for path in ("json/shared", "bytes/shared")]
+    committers = [Committer(number, load) for number in range(COMMITTERS)]
+    worker = PullWorker(load)
 
     try:
         async with asyncio.TaskGroup() as clients:
-            for client in producers:
+            everyone: list[Client] = [*producers, *lives, *readers, *committers, worker]
+            for client in everyone:
                 clients.create_task(client.run())
-            for life in lives:
-                clients.create_task(life.run())
-            for reader in readers:
-                clients.create_task(reader.run())
             await kill_often(server, load, kills)
             load.done.set()
         await check_shared(load.port, producers, readers)
         await check_lives(load.port, lives)
+        await check_commits(load.port, committers)
+        await worker.check()
     except BaseException as error:
         error.add_note(
             f"after {kills} kills; again: FENCEPOST_FAULT_KILLS={kills} FENCEPOST_FAULT_SEED={seed}"

@@ -31,9 +31,10 @@ class HttpRequest(NamedTuple):
     headers: Mapping[str, str] = {}
     body: bytes = b""
     query: str = ""
+    root: str = "/v1/stream/"
 
     def encode(self) -> bytes:
-        target = "/v1/stream/" + quote(self.path) + (f"?{self.query}" if self.query else "")
+        target = self.root + quote(self.path) + (f"?{self.query}" if self.query else "")
         lines = [f"{self.method} {target} HTTP/1.1", "Host: localhost"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         lines.append(f"Content-Length: {len(self.body)}")
