@@ -97,7 +97,8 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Load]
 def seqs(file: Path) -> list[int]:
     """The number of batches that each producer has in a copy."""
     connection = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
-    found = dict(connection.execute("SELECT id, seq + 1 FROM producers").fetchall())
+    rows = connection.execute("SELECT id, seq + 1 FROM producers").fetchall()
+    found: dict[str, int] = {str(name): int(str(count)) for name, count in rows}
     connection.close()
     return [found.get(f"p{number}", 0) for number in range(PRODUCERS)]
 

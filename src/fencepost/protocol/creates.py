@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
+from fencepost.protocol.retention import KEEP_ALL, Retention
 from fencepost.protocol.streams import Fork, Lifetime, Segment, Stream, media_type
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
@@ -40,6 +41,7 @@ class Create(NamedTuple):
     closed: bool = False
     batch: Batch | None = None
     fork_from: ForkFrom | None = None
+    retention: Retention = KEEP_ALL
 
 
 class ForkPoint(NamedTuple):
@@ -134,6 +136,7 @@ def decide_create(
             request.content_type or DEFAULT_CONTENT_TYPE,
             created_ms=now_ms,
             lifetime=request.lifetime,
+            retention=request.retention,
         )
     start = stream.tail
     if request.batch is not None:
@@ -163,6 +166,8 @@ def _forked(
         first=source.first,
         fork=Fork(source.id, source.path, request.fork_from.asked, at),
         segments=inherited(source, at),
+        # Not the source's: forking is how to keep what the source will drop.
+        retention=request.retention,
     )
 
 
@@ -202,4 +207,6 @@ def _compare(existing: Stream, request: Create) -> CreateOutcome:
             return ConfigConflict(f"the existing stream holds {existing.content_type}")
     if existing.lifetime != request.lifetime and (fork is None or request.lifetime != Lifetime()):
         return ConfigConflict("the existing stream has another lifetime")
+    if existing.retention != request.retention:
+        return ConfigConflict("the existing stream has another retention")
     return Exists(existing, existing.tail, existing.closed)

@@ -75,6 +75,8 @@ class Remembered(NamedTuple):
 
 
 _REMEMBERED = struct.Struct("<QQ16s")
+PACKED_BYTES = _REMEMBERED.size
+"""Length of a packed batch."""
 
 
 def pack(offset: Offset, digest: bytes) -> bytes:

@@ -24,6 +24,7 @@ from fencepost.protocol.batches import Batch
 from fencepost.protocol.commits import Commit, CommitOutcome, Part
 from fencepost.protocol.creates import Create, CreateOutcome
 from fencepost.protocol.offsets import Offset
+from fencepost.protocol.retention import KEEP_ALL, Cut, Retention, Uncut
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Link, Subscription
 
@@ -104,6 +105,7 @@ class StreamInfo(NamedTuple):
     closed: bool
     lifetime: Lifetime
     created_ms: int
+    retention: Retention = KEEP_ALL
 
 
 class Chunk(NamedTuple):
@@ -266,6 +268,19 @@ class Store(Protocol):
         self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
     ) -> None:
         """Remove a stream. After the answer no restart brings it back."""
+        ...
+
+    def truncate(
+        self,
+        path: str,
+        before: Offset | None,
+        done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
+    ) -> None:
+        """Drop what a stream holds before an offset (None: all of it).
+
+        Readers below it are told that it is gone from the answer on; the global log keeps the
+        messages for its own retention. Forks keep what they inherited.
+        """
         ...
 
     async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:

@@ -22,9 +22,9 @@ import apsw
 
 from fencepost.protocol.batches import message_lengths
 from fencepost.protocol.offsets import START, Offset
-from fencepost.protocol.streams import JSON, Segment, media_type
+from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
 from fencepost.store.sql import load_migrations, load_queries
-from fencepost.store.sqlite.check_producers import PACKED_BYTES, ProducerCheck
+from fencepost.store.sqlite.check_producers import ProducerCheck
 from fencepost.store.sqlite.check_report import Progress, Report, StreamState, ignore
 from fencepost.store.sqlite.check_rows import RowCheck, json_wrong, lengths_wrong
 from fencepost.store.sqlite.database import BUSY_MS_MAX, FILE, Row

@@ -11,11 +11,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import pack
+from fencepost.protocol.streams import PACKED_BYTES, pack
 from fencepost.store.sqlite.check_report import Report, StreamState
 from fencepost.store.sqlite.database import Row
-
-PACKED_BYTES = len(pack(Offset(0, 0), b""))
 
 
 class Link(NamedTuple):

@@ -21,8 +21,15 @@ from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.sqlite import records
-from fencepost.store.sqlite.database import Row, fetch
-from fencepost.store.sqlite.records import CLOSED, DELETED, LIVE, MESSAGES, SOFT_DELETED
+from fencepost.store.sqlite.database import QUERIES, Row, fetch
+from fencepost.store.sqlite.records import (
+    CLOSED,
+    DELETED,
+    LIVE,
+    MESSAGES,
+    SOFT_DELETED,
+    TRUNCATED,
+)
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
 COMMITS = 0
@@ -201,16 +208,21 @@ class Ledger:
         if producer_id in entry.producers:
             return entry.producers[producer_id]
         rows = fetch(self._connection, "find_producer", (entry.stream.id, producer_id))
-        found = None if not rows else self._load_producer(producer_id, rows[0])
+        found = None if not rows else self._load_producer(entry.stream.id, producer_id, rows[0])
         if len(entry.producers) >= self._producers_max:
             self._forget_producers(entry)
         entry.producers[producer_id] = found
         return found
 
-    def _load_producer(self, producer_id: str, row: Row) -> Producer:
-        position = row[3]
+    def _load_producer(self, stream_id: int, producer_id: str, row: Row) -> Producer:
+        _, seq, _, position, _ = row
         batches = fetch(self._connection, "recent_batches", (position, RECENT_BATCHES))
-        return records.producer_from_rows(producer_id, row, batches)
+        producer = records.producer_from_rows(producer_id, row, batches)
+        if len(batches) < min(seq + 1, RECENT_BATCHES):
+            # The rows of the others were purged after a truncation, which left this behind.
+            for kept in fetch(self._connection, "find_remembered", (stream_id, producer_id)):
+                return records.with_remembered(producer, len(batches), *kept)
+        return producer
 
     def _forget_producers(self, entry: Entry) -> None:
         """Keep only the producers whose newest state is not on disk yet."""
@@ -328,11 +340,20 @@ class Ledger:
         group.unshown.add(stream_id)
 
     def mark(
-        self, group: LedgerGroup, entry: Entry, kind: int, sent: tuple[Any, ...] = NO_PRODUCER
+        self,
+        group: LedgerGroup,
+        entry: Entry,
+        kind: int,
+        sent: tuple[Any, ...] = NO_PRODUCER,
+        *,
+        at: Offset | None = None,
     ) -> None:
-        """Something other than messages happened to a stream: a row of the log without data."""
+        """Something other than messages happened to a stream: a row of the log without data.
+
+        It stands at the tail, unless it is about another place.
+        """
         stream = entry.stream
-        messages, size = stream.tail
+        messages, size = at or stream.tail
         place = (size, messages, 1, 0, self.last_ms)
         group.rows.append((self.next_position, stream.id, kind, *place, *sent, *NO_DATA))
         self.next_position += 1
@@ -377,6 +398,15 @@ class Ledger:
             stream.closed_by = None if claim is None else (claim.id, claim.epoch, claim.seq)
             self.mark(group, entry, CLOSED, sent)
         self.slide(entry, now_ms)
+        self.touch(group, entry)
+
+    def truncate(self, group: LedgerGroup, entry: Entry, first: Offset) -> None:
+        """Let a stream begin at `first`; the rows before stay until the log needs them no more."""
+        stream = entry.stream
+        stream.first = first
+        values = (self.next_position, stream.id, self.last_ms)
+        group.statements.append((QUERIES["insert_truncation"], values))
+        self.mark(group, entry, TRUNCATED, at=first)
         self.touch(group, entry)
 
     def keep_key(
@@ -474,4 +504,5 @@ def view_of(stream: Stream) -> StreamInfo:
         closed=stream.closed,
         lifetime=stream.lifetime,
         created_ms=stream.created_ms,
+        retention=stream.retention,
     )

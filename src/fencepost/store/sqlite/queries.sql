@@ -10,21 +10,21 @@ UPDATE counters SET next_position = ?, next_stream = ?, last_ms = ?
 -- The incarnation that a path names now, soft-deleted ones included.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count
+       forks_count, retention
 FROM streams WHERE path = ? AND state < 2
 
 -- name: find_stream_by_id
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count
+       forks_count, retention
 FROM streams WHERE id = ? AND state < 2
 
 -- name: insert_stream
 INSERT INTO streams (
     state, updated_ms, deadline_ms, tail_messages, tail_bytes, first_messages, first_bytes, closed,
     closed_by, seq, forks_count, ended_ms, id, path, content_type, created_ms, ttl_s, expires_at_ms,
-    fork, segments
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    fork, segments, retention
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: update_stream
 UPDATE streams SET
@@ -107,6 +107,13 @@ WITH RECURSIVE chain (depth, previous, version, start_bytes, digest) AS (
     WHERE chain.depth < ?2
 )
 SELECT version, start_bytes, digest FROM chain ORDER BY depth DESC
+
+-- name: find_remembered
+-- What was kept of a producer's recent batches when their rows were purged.
+SELECT epoch, seq, batches FROM remembered WHERE stream = ? AND producer = ?
+
+-- name: insert_truncation
+INSERT INTO truncations (position, stream, at_ms) VALUES (?, ?, ?)
 
 -- name: save_producer
 INSERT INTO producers (stream, id, epoch, seq, first, position, updated_ms)

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 from fencepost.protocol.appends import KeyRecord
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import Fork, Lifetime, Producer, Segment, Stream, pack
+from fencepost.protocol.retention import KEEP_ALL, Retention
+from fencepost.protocol.streams import (
+    PACKED_BYTES,
+    RECENT_BATCHES,
+    Fork,
+    Lifetime,
+    Producer,
+    Segment,
+    Stream,
+    pack,
+)
 from fencepost.store.sqlite.database import Row
 
 LIVE, SOFT_DELETED, DELETED = 0, 1, 2
@@ -35,6 +47,7 @@ def stream_from_row(row: Row) -> tuple[Stream, int | None]:
         fork,
         segments,
         forks_count,
+        retention,
     ) = row
     stream = Stream(
         stream_id,
@@ -44,6 +57,7 @@ def stream_from_row(row: Row) -> tuple[Stream, int | None]:
         lifetime=Lifetime(ttl_s, expires_at_ms),
         tail=Offset(tail_messages, tail_bytes),
         first=Offset(first_messages, first_bytes),
+        retention=KEEP_ALL if retention is None else Retention(*json.loads(retention)),
     )
     if fork is not None:
         source_id, source_path, asked, messages, size = json.loads(fork)
@@ -95,6 +109,7 @@ def cold_columns(stream: Stream) -> Row:
         stream.lifetime.expires_at_ms,
         fork,
         segments,
+        None if stream.retention == KEEP_ALL else json.dumps(stream.retention),
     )
 
 
@@ -103,6 +118,19 @@ def producer_from_rows(producer_id: str, row: Row, batches: list[Row]) -> Produc
     epoch, seq, first, position, updated_ms = row
     recent = b"".join(pack(Offset(messages, size), digest) for messages, size, digest in batches)
     return Producer(producer_id, epoch, seq, first, recent, position, updated_ms)
+
+
+def with_remembered(
+    producer: Producer, found_count: int, epoch: int, seq: int, batches: bytes
+) -> Producer:
+    """A producer of whose batches only the newest `found_count` have rows, with those before."""
+    newest_kept = producer.seq - found_count
+    if epoch != producer.epoch or seq < newest_kept:
+        return producer
+    # Batches whose rows are there again need none of what was kept of them.
+    usable = batches[: len(batches) - (seq - newest_kept) * PACKED_BYTES]
+    recent = (usable + producer.recent)[-RECENT_BATCHES * PACKED_BYTES :]
+    return msgspec.structs.replace(producer, recent=recent)
 
 
 def producer_columns(stream_id: int, producer: Producer) -> Row:

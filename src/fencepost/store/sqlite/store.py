@@ -50,6 +50,7 @@ from fencepost.protocol.creates import (
     decide_create,
 )
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
 from fencepost.protocol.streams import Segment, Stream
 from fencepost.store.commit import DiskFullError, GroupCommit
 from fencepost.store.contract import (
@@ -71,7 +72,7 @@ from fencepost.store.contract import (
     Upload,
     Watcher,
 )
-from fencepost.store.sqlite import reading
+from fencepost.store.sqlite import purges, reading
 from fencepost.store.sqlite.database import (
     FILE,
     PAGE_BYTES,
@@ -382,6 +383,45 @@ class SqliteStore:
         self._remove(entry, REMOVED)
         self._answer(done, Deleted())
 
+    def truncate(
+        self,
+        path: str,
+        before: Offset | None,
+        done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
+    ) -> None:
+        if self.failure.done():
+            done(Failed(full=False))
+            return
+        entry = self._alive(path, self.tick())
+        if entry is None or entry.stream.soft_deleted:
+            self._answer(done, Missing() if entry is None else SoftDeleted())
+            return
+        stream = entry.stream
+        at = stream.tail if before is None else before
+        outcome = decide_truncation(stream.first, stream.tail, at)
+        if isinstance(outcome, BeyondTail):
+            self._answer(done, BadOffset())
+        elif isinstance(outcome, Uncut):
+            self._answer(done, outcome)
+        elif isinstance(self._place_in(stream, at, 0), BadForkPoint):
+            self._answer(done, BadOffset())
+        else:
+            self.ledger.truncate(self.commits.group, entry, outcome.first)
+            self._answer(done, outcome)
+
+    def truncate_stream(self, stream_id: int, first: Offset) -> bool:
+        """Let an incarnation begin at a place that a look at its rows has found."""
+        self.tick()
+        entry = self.ledger.find_id(stream_id)
+        if entry is None or entry.stream.soft_deleted:
+            return False
+        stream = entry.stream
+        if not isinstance(decide_truncation(stream.first, stream.tail, first), Cut):
+            return False
+        self.ledger.truncate(self.commits.group, entry, first)
+        self.commits.flush()
+        return True
+
     def _remove(self, entry: Entry, kind: int) -> None:
         self.ledger.remove(self.commits.group, entry, kind)
         for watcher in self._watchers:
@@ -510,8 +550,12 @@ class SqliteStore:
         except reading.OffsetError:
             return BadOffset()
         except reading.RowsGoneError:
-            if self.ledger.find_id(info.id) is None:
+            entry = self.ledger.find_id(info.id)
+            if entry is None:
                 return Missing()
+            # Truncated and purged since the reader looked, if the log keeps nothing for long.
+            if after.bytes < entry.stream.first.bytes:
+                return Truncated(entry.stream.first)
             raise
         return Chunk(info, after, piece.next, piece.data)
 
@@ -529,8 +573,7 @@ class SqliteStore:
             nonlocal purged
             connection = self._writer.connection
             with connection:
-                connection.execute(QUERIES["purge_log"], (stream_id, rows_max))
-                purged = connection.changes()
+                purged = purges.purge(connection, stream_id, rows_max)
 
         await self.commits.exclusively(work)
         return purged
