@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from fencepost.clock import Clock
-from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers import parsing, rendering, truncation
 from fencepost.server.handlers.commits import COMMIT_PATH, STAGING_ROOT, Commits
 from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
 from fencepost.server.handlers.reads import Reads
@@ -62,6 +62,12 @@ class Application:
         method = request.method
         path = parsing.stream_path(raw[len(STREAM_ROOT) :], self._limits)
         if method == "POST":
+            if request.query and truncation.is_truncation(request):
+                before = truncation.parse_truncation(request)
+                self._store.truncate(
+                    path, before, lambda outcome: answer(truncation.truncated(outcome))
+                )
+                return None
             append = parsing.parse_append(request, path, self._limits)
             self._store.append(append, lambda outcome: answer(rendering.appended(outcome)))
             return None
@@ -169,6 +175,9 @@ _REQUEST_HEADERS = ", ".join(
         "Stream-Fork-Offset",
         "Stream-Fork-Sub-Offset",
         "Stream-Forked-From",
+        "Stream-Retention-Age",
+        "Stream-Retention-Bytes",
+        "Stream-Retention-Messages",
         "Stream-Seq",
         "Stream-TTL",
     )

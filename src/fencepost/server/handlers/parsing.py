@@ -18,6 +18,7 @@ from fencepost.protocol.batches import Batch, Malformed, bytes_batch, digest, js
 from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import START, Offset, parse_offset
+from fencepost.protocol.retention import KEEP_ALL, Retention
 from fencepost.protocol.streams import JSON, Lifetime, media_type
 from fencepost.server.http import Request, Response
 from fencepost.server.problems import problem
@@ -44,6 +45,9 @@ _SINGLE = (
     b"stream-forked-from",
     b"stream-fork-offset",
     b"stream-fork-sub-offset",
+    b"stream-retention-age",
+    b"stream-retention-bytes",
+    b"stream-retention-messages",
     b"producer-id",
     b"producer-epoch",
     b"producer-seq",
@@ -336,7 +340,29 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
         closed=is_true(request, b"stream-closed"),
         batch=batch,
         fork_from=fork_from,
+        retention=_retention(request, limits),
     )
+
+
+def _retention(request: Request, limits: Limits) -> Retention:
+    headers = request.headers
+    if not any(name.startswith(b"stream-retention-") for name in headers):
+        return KEEP_ALL
+    bounds = []
+    for name, value_max in (
+        (b"stream-retention-age", limits.ttl_s_max),
+        (b"stream-retention-bytes", INTEGER_MAX),
+        (b"stream-retention-messages", INTEGER_MAX),
+    ):
+        value = headers.get(name)
+        if value is not None and (
+            not _INTEGER.fullmatch(value) or not 1 <= int(value) <= value_max
+        ):
+            raise bad(
+                "retention_invalid", f"{name.decode()} is a whole number from 1 to {value_max}"
+            )
+        bounds.append(None if value is None else int(value))
+    return Retention(*bounds)
 
 
 def batch_of(body: bytes, media: str, limits: Limits) -> Batch | None:
@@ -441,7 +467,7 @@ def query_of(request: Request) -> dict[str, str]:
         raise bad("query_invalid", "the query string is malformed") from None
     values: dict[str, str] = {}
     for name, value in pairs:
-        if name in values and name in ("offset", "live", "cursor"):
+        if name in values and name in ("offset", "live", "cursor", "before"):
             raise bad("query_repeated", f"the parameter {name} came more than once")
         values[name] = value
     return values

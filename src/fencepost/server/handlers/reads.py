@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator
 from fencepost.clock import Clock
 from fencepost.protocol import sse
 from fencepost.protocol.cursors import next_cursor
-from fencepost.protocol.offsets import START, Offset, parse_offset
+from fencepost.protocol.offsets import Offset, parse_offset
 from fencepost.protocol.streams import media_type
 from fencepost.server.handlers import rendering
 from fencepost.server.handlers.parsing import bad, query_of, rfc3339
 from fencepost.server.handlers.rendering import BROWSER, next_offset, refused
+from fencepost.server.handlers.truncation import first_offset, retention_headers
 from fencepost.server.http import Answer, Headers, Request, Response, StreamingResponse
 from fencepost.server.settings import ServerSettings
 from fencepost.server.tails import Following, Tails, control_event, encode_events
@@ -58,6 +59,8 @@ class Reads:
         headers = [
             (b"Content-Type", info.content_type.encode()),
             next_offset(info.tail),
+            first_offset(info.first),
+            *retention_headers(info.retention),
             NO_STORE,
             *BROWSER,
         ]
@@ -79,8 +82,11 @@ class Reads:
         info = await self._store.look(path, touch=True)
         if not isinstance(info, StreamInfo):
             return _not_there(info)
-        after = info.tail if offset == "now" else offset
-        assert isinstance(after, Offset)
+        if isinstance(offset, Offset):
+            after = offset
+        else:
+            # The beginning is where the stream begins by now, not where it once did.
+            after = info.tail if offset == "now" else info.first
         if live is None:
             return await self._catch_up(request, info, after, from_now=offset == "now")
         if self._tails.readers_count >= self._settings.limits.waiters_max:
@@ -262,11 +268,11 @@ def _offset_of(query: dict[str, str], *, required: bool) -> Offset | str:
     if text is None:
         if required:
             raise bad("offset_missing", "a live read needs an offset")
-        return START
+        return "-1"
     parsed = parse_offset(text)
     if parsed is None:
         raise bad("offset_invalid", "the offset is not one that this server has given out")
-    return START if parsed == "-1" else parsed
+    return parsed
 
 
 def _not_there(outcome: Missing | SoftDeleted | Failed | Unknown) -> Response:

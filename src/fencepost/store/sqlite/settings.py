@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fencepost.protocol.retention import Policy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqliteSettings:
@@ -38,5 +40,14 @@ class SqliteSettings:
     """How long a staged part waits for its commit."""
     staged_parts_max: int = 200_000
     """Parts that may wait for their commit at once."""
+    retention: tuple[Policy, ...] = ()
+    """What streams without a retention of their own may hold: the first pattern that fits counts.
+    In a file these are [[retention]] tables."""
+    retention_interval_ms: int = 60_000
+    """How often all streams are looked at for what their retention lets go."""
+    producer_retention_s: int = 0
+    """How long a producer that sends nothing is remembered; 0: as long as its stream."""
+    claim_globs: tuple[str, ...] = ("task:*", "tool:*", "row:*")
+    """Producer ids that are never forgotten: forgetting a claim would reopen a finished task."""
     sweep_interval_ms: int = 1_000
     """How often expired streams are looked for."""

@@ -74,6 +74,7 @@ from fencepost.store.contract import (
 )
 from fencepost.store.sqlite import purges, reading
 from fencepost.store.sqlite.database import (
+    BUSY_MS_MAX,
     FILE,
     PAGE_BYTES,
     QUERIES,
@@ -94,6 +95,9 @@ from fencepost.store.sqlite.settings import SqliteSettings
 log = logging.getLogger(__name__)
 
 Listener = Callable[[Sequence[Published]], None]
+
+RESTART_BUSY_MS_MAX = 20
+"""How long writers wait for readers of the write-ahead log to leave it."""
 
 
 class StoreBrokenError(Exception):
@@ -403,11 +407,17 @@ class SqliteStore:
             self._answer(done, BadOffset())
         elif isinstance(outcome, Uncut):
             self._answer(done, outcome)
-        elif isinstance(self._place_in(stream, at, 0), BadForkPoint):
+        elif not self._is_place(entry, at):
             self._answer(done, BadOffset())
         else:
             self.ledger.truncate(self.commits.group, entry, outcome.first)
             self._answer(done, outcome)
+
+    def _is_place(self, entry: Entry, at: Offset) -> bool:
+        # Whoever asks knows the committed tail; appends behind it may still be on their way.
+        if entry.view is not None and at == entry.view.tail:
+            return True
+        return isinstance(self._place_in(entry.stream, at, 0), ForkPoint)
 
     def truncate_stream(self, stream_id: int, first: Offset) -> bool:
         """Let an incarnation begin at a place that a look at its rows has found."""
@@ -463,6 +473,8 @@ class SqliteStore:
         if source.soft_deleted:
             return SourceDeleted(asked.path)
         at = asked.offset if asked.offset is not None else source.tail
+        if at == START:
+            at = source.first  # the beginning, wherever that is by now
         if at.bytes > source.tail.bytes:
             return BadForkPoint("the offset is beyond the end of the source")
         # Whoever asks knows the committed tail; appends behind it may still be on their way.
@@ -599,18 +611,40 @@ class SqliteStore:
 
         await self.commits.exclusively(work)
 
-    async def restart_log(self) -> None:
+    async def restart_log(self) -> bool:
         """Fold what is left of the write-ahead log in, so that the next commit starts it anew.
 
-        The file keeps its size: writing over it syncs faster than making it grow again.
+        The file keeps its size: writing over it syncs faster than making it grow again. False when
+        somebody is reading from it, such as a backup: writers do not wait for that.
         """
+        restarted = False
 
         def work() -> None:
+            nonlocal restarted
             connection = self._writer.connection
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            connection.set_busy_timeout(RESTART_BUSY_MS_MAX)
+            try:
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            except apsw.BusyError:
+                return
+            finally:
+                connection.set_busy_timeout(BUSY_MS_MAX)
             self.wal_pages = 0
+            restarted = True
 
         await self.commits.exclusively(work)
+        return restarted
+
+    async def purging(self, work: Callable[[apsw.Connection], int]) -> int:
+        """Do a piece of upkeep on the writer's connection, between commits; what it returns."""
+        result = 0
+
+        def run() -> None:
+            nonlocal result
+            result = work(self._writer.connection)
+
+        await self.commits.exclusively(run)
+        return result
 
     async def sweep_keys(self, before_ms: int, keys_max: int) -> int:
         """Forget some keys whose time was over at `before_ms`; how many there were."""
