@@ -122,6 +122,7 @@ class GroupCommit(Generic[GroupT]):
         self._under_way = False
         self._closed = False
         self._broken = False
+        self._started_ns = 0
         self._idle: asyncio.Future[None] | None = None
         self._done: asyncio.Future[None] | None = None
         self._answers: list[tuple[Done, object]] = []
@@ -129,8 +130,9 @@ class GroupCommit(Generic[GroupT]):
         """The open group: a decision adds what it changes here, in the same breath."""
         self.groups_count = 0
         self.commit_ns_total = 0
-        self.on_commit: Callable[[int, int], None] = _ignore
-        """Told of every commit: how many answers it carried and how long the disk took."""
+        self.on_commit: Callable[[int, int, int], None] = _ignore
+        """Told of every commit: how many answers it carried, how long it took from its first
+        statement to its end, and how long of that the disk did."""
 
     def after(self, done: Done, outcome: object = None) -> None:
         """Call `done` with `outcome` once all that was decided so far is durable.
@@ -209,6 +211,7 @@ class GroupCommit(Generic[GroupT]):
         self._owner.seal(group)
         self.group, self._answers = self._owner.new_group(), []
         self._under_way = True
+        self._started_ns = self._clock_ns()
         if group.is_empty():
             self._finish(group, answers, None, 0)
             return
@@ -276,15 +279,20 @@ class GroupCommit(Generic[GroupT]):
     ) -> None:
         self._under_way = False
         if error is None:
-            self.groups_count += 1
-            self.commit_ns_total += elapsed_ns
-            self._learn(elapsed_ns)
-            self.on_commit(len(answers), elapsed_ns)
+            # A group of refusals alone touches no disk, and so says nothing about it.
+            if not group.is_empty():
+                self._count(len(answers), elapsed_ns)
             self._owner.committed(group)
             _tell(answers, None)
         else:
             self._fail(answers, error)
         self._next()
+
+    def _count(self, answers: int, elapsed_ns: int) -> None:
+        self.groups_count += 1
+        self.commit_ns_total += elapsed_ns
+        self._learn(elapsed_ns)
+        self.on_commit(answers, self._clock_ns() - self._started_ns, elapsed_ns)
 
     def _next(self) -> None:
         if self._done is not None:
@@ -338,7 +346,7 @@ class _CommitError(Exception):
         self.cause = cause
 
 
-def _ignore(_answers: int, _elapsed_ns: int) -> None:
+def _ignore(_answers: int, _commit_ns: int, _fsync_ns: int) -> None:
     """Nobody measures."""
 
 

@@ -6,11 +6,16 @@ list of numbers. Everything else (the loop, the writer thread) is real.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from fencepost.store.commit import INLINE_BYTES_MAX, DiskFullError, GroupCommit
+from fencepost.store.commit import (
+    INLINE_BYTES_MAX,
+    THREAD_COMMITS_AFTER_SLOW,
+    DiskFullError,
+    GroupCommit,
+)
 from fencepost.store.contract import Failed, Unknown
 
 WAIT_SECONDS = 10.0
@@ -39,9 +44,15 @@ class Memory:
         self.gate = threading.Event()
         self.gate.set()
         self.at_gate = threading.Event()
+        self.on_write: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[], None] = lambda: None
 
     def _step(self, name: str) -> None:
         self.threads[name] = threading.current_thread().name
+        if name == "write":
+            self.on_write()
+        elif name == "commit":
+            self.on_commit()
         error = self.fail_in.pop(name, None)
         if error is not None:
             raise error
@@ -106,14 +117,16 @@ class DiskError(Exception):
 class Fixture:
     """A group commit with its two partners, and the answers it has given, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, loop_commit_us_max: int = 0) -> None:
         self.journal = Memory()
         self.owner = Decider(self.journal)
+        self.now_ns = 0
         self.commits = GroupCommit(
             self.journal,
             self.owner,
             is_disk_error=lambda error: isinstance(error, DiskError),
-            clock_ns=lambda: 0,
+            clock_ns=lambda: self.now_ns,
+            loop_commit_us_max=loop_commit_us_max,  # 0: always in the thread
         )
         self.answers: list[tuple[str, object]] = []
 
@@ -127,6 +140,10 @@ class Fixture:
     def ask(self, name: str) -> None:
         """A decision that changes nothing: a refusal, a duplicate."""
         self.commits.after(lambda outcome: self.answers.append((name, outcome)), "yes")
+
+    def pass_us(self, us: int) -> None:
+        """Let time pass."""
+        self.now_ns += us * 1000
 
     def hold(self) -> None:
         """Let the next COMMIT wait."""
@@ -477,3 +494,57 @@ async def test_closing_waits_for_the_commit_under_way_and_the_one_after() -> Non
 
     assert fixture.journal.durable == [1, 2]
     assert [name for name, _ in fixture.answers] == ["1", "2"]
+
+
+# Where the commits run
+
+
+async def commits_in(fixture: Fixture, numbers: range) -> list[str]:
+    """The threads that the commits of some numbers ran in, one commit each."""
+    threads = []
+    for number in numbers:
+        fixture.decide(number)
+        await fixture.settled()
+        threads.append(fixture.journal.threads["commit"])
+    return threads
+
+
+async def test_a_fast_disk_moves_the_commits_to_the_loop_and_a_slow_one_back() -> None:
+    here = threading.current_thread().name
+    fixture = Fixture(loop_commit_us_max=100)
+
+    first = await commits_in(fixture, range(THREAD_COMMITS_AFTER_SLOW))
+    fast = await commits_in(fixture, range(100, 103))
+    fixture.journal.on_commit = lambda: fixture.pass_us(100)
+    slow = await commits_in(fixture, range(200, 203))
+    await fixture.commits.close()
+
+    assert here not in first
+    assert fast == [here] * 3
+    assert (slow[0], here in slow[1:]) == (here, False)
+
+
+async def test_refusals_say_nothing_about_the_disk() -> None:
+    fixture = Fixture(loop_commit_us_max=100)
+    for number in range(2 * THREAD_COMMITS_AFTER_SLOW):
+        fixture.commits.flush()
+        fixture.ask(str(number))
+        await fixture.settled()
+
+    [thread] = await commits_in(fixture, range(1))
+    await fixture.commits.close()
+
+    assert thread != threading.current_thread().name
+
+
+async def test_a_commit_is_measured_as_a_whole_and_the_disk_apart(fixture: Fixture) -> None:
+    measured: list[tuple[int, int, int]] = []
+    fixture.commits.on_commit = lambda *numbers: measured.append(numbers)
+    fixture.journal.on_write = lambda: fixture.pass_us(3)
+    fixture.journal.on_commit = lambda: fixture.pass_us(5)
+
+    fixture.decide(1)
+    fixture.ask("refused")
+    await fixture.settled()
+
+    assert measured == [(2, 8_000, 5_000)]
