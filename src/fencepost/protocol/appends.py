@@ -57,6 +57,11 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
     key: str | None = None
     """The Idempotency-Key."""
 
+    @property
+    def makes(self) -> str | None:
+        """The content type to make a missing stream with; None when it may not be made."""
+        return None if self.if_match == "*" else self.create_as
+
 
 NO_CONDITIONS = Conditions()
 
@@ -254,6 +259,13 @@ def _accepted(
     else:
         advanced = producer.next(claim.seq, packed, position=position, now_ms=now_ms)
     return Appended(start, tail, request.closes, advanced, last)
+
+
+def key_record(request: Append, outcome: Appended, *, now_ms: int) -> KeyRecord:
+    """What the key of an accepted request stands for from now on."""
+    return KeyRecord(
+        request.digest, outcome.start, outcome.tail, outcome.closed, outcome.position, now_ms
+    )
 
 
 def _replay(

@@ -78,9 +78,16 @@ class PartTwice(NamedTuple):
     part: Part
 
 
-ItemOutcome = (
-    AppendOutcome | ItemMissing | ItemDeleted | PartMissing | PartUsed | PartIncomplete | PartTwice
-)
+class PartMismatch(NamedTuple):
+    """The part holds another type than the append says, or than the parts before it."""
+
+    part: Part
+    media_type: str
+    expected: str
+
+
+PartRefusal = PartMissing | PartUsed | PartIncomplete | PartTwice | PartMismatch
+ItemOutcome = AppendOutcome | ItemMissing | ItemDeleted | PartRefusal
 
 
 class Committed(NamedTuple):

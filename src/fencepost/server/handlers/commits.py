@@ -32,6 +32,7 @@ from fencepost.protocol.commits import (
     ItemOutcome,
     Part,
     PartIncomplete,
+    PartMismatch,
     PartMissing,
     PartTwice,
     PartUsed,
@@ -154,6 +155,8 @@ class Commits:
             raise bad("body_empty", "an append has data, data_base64 or parts, unless it closes")
         media = None if kind is None else media_type(kind)
         mark = digest(media or "", item.close, b"" if batch is None else batch.data)
+        if item.stream_seq == "":
+            raise bad("header_invalid", "stream_seq must not be empty")
         append = Append(
             path,
             batch,
@@ -185,7 +188,10 @@ class Commits:
                 raise bad("body_empty", "data_base64 is empty")
         else:
             return None
-        return parsing.batch_of(data, media_type(kind), self._limits)
+        batch = parsing.batch_of(data, media_type(kind), self._limits)
+        if batch is None:
+            raise bad("batch_empty", "an empty array appends nothing")
+        return batch
 
     def _producer(self, item: _Item) -> ProducerTuple | None:
         producer = item.producer
@@ -307,6 +313,9 @@ def _item_refused(refusal: ItemOutcome) -> Response:
         case PartIncomplete(part, ordinal):
             detail = f"{_shown(part)} lacks its chunk {ordinal}"
             return refused(409, "part_incomplete", "Part incomplete", detail)
+        case PartMismatch(part, held, expected):
+            detail = f"{_shown(part)} holds {held}, not {expected}"
+            return refused(409, "part_type_mismatch", "Part type mismatch", detail)
         case PartTwice(part):
             detail = f"the commit names {_shown(part)} twice"
             return refused(400, "part_repeated", "Part repeated", detail)

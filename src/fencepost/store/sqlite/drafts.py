@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from fencepost.protocol.appends import (
     Append,
     Appended,
     AppendOutcome,
+    KeyRecord,
     decide_append,
+    key_record,
 )
-from fencepost.protocol.batches import Batch, StagedChunk
+from fencepost.protocol.batches import DIGEST_BYTES, Batch, StagedChunk
 from fencepost.protocol.commits import (
     CommitItem,
     ItemDeleted,
@@ -25,52 +28,54 @@ from fencepost.protocol.commits import (
     ItemOutcome,
     Part,
     PartIncomplete,
+    PartMismatch,
     PartMissing,
+    PartRefusal,
     PartTwice,
     PartUsed,
 )
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.sqlite.ledger import Entry, Ledger
 
-Lookup = Callable[[str, tuple[object, ...]], list[tuple[object, ...]]]
-
 
 class Draft:
-    """Appends that are decided together."""
+    """Appends that are decided together. `entries` are the streams that exist, by their paths.
 
-    def __init__(
-        self, ledger: Ledger, alive: Callable[[str, int], Entry | None], now_ms: int
-    ) -> None:
+    Whoever makes the draft has decided which of them have expired: their ends take positions too,
+    and those of the draft are counted from here on.
+    """
+
+    def __init__(self, ledger: Ledger, entries: Mapping[str, Entry | None], *, now_ms: int) -> None:
         self._ledger = ledger
-        self._alive = alive
+        self._entries = entries
         self._now_ms = now_ms
         self._position = ledger.next_position
         self._next_stream = ledger.next_stream
         self._streams: dict[str, Stream] = {}
         self._producers: dict[tuple[int, str], Producer | None] = {}
-        self._parts: set[Part] = set()
+        self._keys: dict[tuple[int, str], KeyRecord] = {}
+        self.parts: set[Part] = set()
+        """The staged parts that the draft uses."""
         self.made: dict[str, Stream] = {}
         """Streams that do not exist yet, as they are before their first append."""
         self.decided: list[tuple[Append, Appended]] = []
 
-    @property
-    def parts(self) -> set[Part]:
-        """The staged parts that the draft uses."""
-        return self._parts
-
     def decide(self, item: CommitItem) -> ItemOutcome:
         """What one more append comes to."""
         append = item.append
+        used = None
         if item.parts:
             gathered = self._gather(item)
-            if not isinstance(gathered, Append):
+            if not isinstance(gathered, _Gathered):
                 return gathered
-            append = gathered
+            append, used = gathered
         stream = self._stream(append)
         if not isinstance(stream, Stream):
             return stream
         outcome = self._decide(stream, append)
         if isinstance(outcome, Appended):
+            if used is not None:
+                return used
             self._carry(stream, append, outcome)
         return outcome
 
@@ -87,8 +92,10 @@ class Draft:
                 )
             producer = self._producers[place]
         key = None
-        if conditions is not None and conditions.key is not None and not is_made:
-            key = self._ledger.find_key(stream.id, conditions.key)
+        if conditions is not None and conditions.key is not None:
+            key = self._keys.get((stream.id, conditions.key))
+            if key is None and not is_made:
+                key = self._ledger.find_key(stream.id, conditions.key)
         return decide_append(
             stream, producer, append, key=key, position=self._position, now_ms=self._now_ms
         )
@@ -99,6 +106,10 @@ class Draft:
         stream.seq = append.seq or stream.seq
         if outcome.producer is not None:
             self._producers[stream.id, outcome.producer.id] = outcome.producer
+        conditions = append.conditions
+        if conditions is not None and conditions.key is not None:
+            record = key_record(append, outcome, now_ms=self._now_ms)
+            self._keys[stream.id, conditions.key] = record
         self._position += 0 if append.batch is None else append.batch.messages
         self._position += outcome.closed  # its marker
         self.decided.append((append, outcome))
@@ -108,45 +119,45 @@ class Draft:
         stream = self._streams.get(append.path)
         if stream is not None:
             return stream
-        entry = self._alive(append.path, self._now_ms)
+        entry = self._entries[append.path]
         if entry is not None:
             if entry.stream.soft_deleted:
                 return ItemDeleted()
             stream = copy.copy(entry.stream)
         else:
-            conditions = append.conditions
-            if conditions is None or conditions.create_as is None:
+            content_type = None if append.conditions is None else append.conditions.makes
+            if content_type is None:
                 return ItemMissing()
-            stream = Stream(
-                self._next_stream, append.path, conditions.create_as, created_ms=self._now_ms
-            )
+            stream = Stream(self._next_stream, append.path, content_type, created_ms=self._now_ms)
             self._next_stream += 1
             self.made[append.path] = copy.copy(stream)
         self._streams[append.path] = stream
         return stream
 
-    def _gather(
-        self, item: CommitItem
-    ) -> Append | PartMissing | PartUsed | PartIncomplete | PartTwice:
+    def _gather(self, item: CommitItem) -> _Gathered | PartRefusal:
         """The append with its staged parts as its batch."""
+        append = item.append
+        used = None
         chunks: list[StagedChunk] = []
-        hashed = hashlib.sha256()
-        media_type = item.append.media_type
+        hashed = hashlib.sha256(b"%d" % append.closes)
+        media_type = append.media_type
         for part in item.parts:
-            if part in self._parts:
+            if part in self.parts:
                 return PartTwice(part)
-            found = self._ledger.find_part(part)
+            found = self._ledger.staging.find(part)
             if found is None:
                 return PartMissing(part)
-            media_type, committed, rows = found
-            if committed is not None:
-                return PartUsed(part, committed)
-            self._parts.add(part)
-            for expected, (chunk_id, ordinal, count, size, digest) in enumerate(rows):
-                if ordinal != expected:
-                    return PartIncomplete(part, expected)
-                chunks.append(StagedChunk(chunk_id, count, size))
-                hashed.update(digest)
+            if media_type is not None and found.media_type != media_type:
+                return PartMismatch(part, found.media_type, media_type)
+            media_type = found.media_type
+            if found.committed is not None and used is None:
+                used = PartUsed(part, found.committed)
+            self.parts.add(part)
+            for expected, chunk in enumerate(self._ledger.staging.chunks(part)):
+                if chunk.ordinal != expected:
+                    return used or PartIncomplete(part, expected)
+                chunks.append(StagedChunk(chunk.id, chunk.messages, chunk.size))
+                hashed.update(chunk.digest)
         batch = Batch(
             messages=sum(chunk.messages for chunk in chunks),
             size=sum(chunk.size for chunk in chunks),
@@ -154,14 +165,25 @@ class Draft:
             lengths=None,
             chunks=tuple(chunks),
         )
-        original = item.append
-        return Append(
-            original.path,
+        gathered = Append(
+            append.path,
             batch,
             media_type,
-            original.closes,
-            original.producer,
-            original.seq,
-            hashed.digest()[:16],
-            original.conditions,
+            append.closes,
+            append.producer,
+            append.seq,
+            hashed.digest()[:DIGEST_BYTES],
+            append.conditions,
         )
+        return _Gathered(gathered, used)
+
+
+class _Gathered(NamedTuple):
+    """An append made of staged parts.
+
+    `used` is a part of it that was committed before. That refuses a new append, but not the retry
+    of the one that used the part: which of them it is, its producer or its key will tell.
+    """
+
+    append: Append
+    used: PartUsed | None

@@ -14,9 +14,8 @@ from typing import Any
 
 import apsw
 
-from fencepost.protocol.appends import Append, Appended, KeyRecord
+from fencepost.protocol.appends import Append, Appended, KeyRecord, key_record
 from fencepost.protocol.batches import Batch
-from fencepost.protocol.commits import Part
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
 from fencepost.store.contract import Published, StreamInfo
@@ -30,6 +29,7 @@ from fencepost.store.sqlite.records import (
     SOFT_DELETED,
     TRUNCATED,
 )
+from fencepost.store.sqlite.staging import ROW_BYTES, Changes, Staging
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
 COMMITS = 0
@@ -75,7 +75,6 @@ class LedgerGroup:
         "bytes",
         "counters",
         "created",
-        "dropped_parts",
         "entries",
         "inserts",
         "key_rows",
@@ -84,11 +83,10 @@ class LedgerGroup:
         "parts",
         "producers",
         "rows",
-        "staged",
+        "staging",
         "statements",
         "unshown",
         "updates",
-        "used_parts",
         "views",
     )
 
@@ -102,9 +100,7 @@ class LedgerGroup:
         self.parts: dict[int, tuple[Offset, list[bytes]]] = {}
         self.keys: dict[tuple[int, str], tuple[KeyRecord, bytes]] = {}
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
-        self.staged: dict[tuple[Part, int], bytes] = {}  # the digests of uploaded chunks
-        self.dropped_parts: set[Part] = set()
-        self.used_parts: dict[Part, int] = {}  # staged parts that became messages, and where
+        self.staging: Changes | None = None
         self.statements: list[tuple[str, tuple[object, ...]]] = []
         # Filled when the group is sealed:
         self.inserts: list[Row] = []
@@ -138,6 +134,7 @@ class Ledger:
         self._committed = 0
         self.next_position = self.next_stream = self.last_ms = 0
         self._pending: list[LedgerGroup] = []
+        self.staging = Staging(connection, self._pending)
         self.reset()
 
     def reset(self) -> None:
@@ -148,6 +145,7 @@ class Ledger:
         self._committed = self._groups
         [counters] = fetch(self._connection, "load_counters")
         self.next_position, self.next_stream, self.last_ms = counters
+        self.staging.reset()
 
     @property
     def cached_count(self) -> int:
@@ -252,27 +250,6 @@ class Ledger:
         rows = fetch(self._connection, "find_key", (COMMITS, "", key))
         return records.key_from_row(rows[0]) if rows else None
 
-    def find_part(self, part: Part) -> tuple[str, int | None, list[Row]] | None:
-        """A staged part: its type, the position it was committed at if it was, and its chunks."""
-        for group in self._pending:
-            if part in group.used_parts:
-                return "", group.used_parts[part], []
-            if part in group.dropped_parts:
-                return None
-        rows = fetch(self._connection, "find_part", part)
-        if not rows:
-            return None
-        [(media_type, committed)] = rows
-        return media_type, committed, fetch(self._connection, "part_chunks", part)
-
-    def find_chunk(self, part: Part, ordinal: int) -> bytes | None:
-        """The digest of a chunk that was uploaded before."""
-        for group in self._pending:
-            if (part, ordinal) in group.staged:
-                return group.staged[part, ordinal]
-        rows = fetch(self._connection, "find_chunk", (*part, ordinal))
-        return bytes(rows[0][0]) if rows else None
-
     # Deciding: each of these changes the ledger and the open group together
 
     def touch(self, group: LedgerGroup, entry: Entry) -> None:
@@ -336,6 +313,7 @@ class Ledger:
             size += chunk.size
             # Only the first row of a batch is a link in its producer's chain.
             sent = (*sent[:3], None, None)
+        group.bytes += ROW_BYTES * len(batch.chunks)
         # Readers who wait must ask for the data: it is not at hand.
         group.unshown.add(stream_id)
 
@@ -366,7 +344,7 @@ class Ledger:
         producer = outcome.producer
         sent = NO_PRODUCER
         if producer is not None:
-            before = entry.producers.get(producer.id)
+            before = self.find_producer(entry, producer.id)
             same_epoch = before is not None and before.epoch == producer.epoch
             previous = before.position if before is not None and same_epoch else None
             sent = (producer.id, producer.epoch, producer.seq, previous, request.digest)
@@ -378,18 +356,8 @@ class Ledger:
             sent = NO_PRODUCER
         conditions = request.conditions
         if conditions is not None and conditions.key is not None:
-            self.keep_key(
-                group,
-                (stream.id, conditions.key),
-                KeyRecord(
-                    request.digest,
-                    outcome.start,
-                    outcome.tail,
-                    outcome.closed,
-                    outcome.position,
-                    now_ms,
-                ),
-            )
+            place = (stream.id, conditions.key)
+            self.keep_key(group, place, key_record(request, outcome, now_ms=now_ms))
         if request.seq is not None:
             stream.seq = request.seq
         if outcome.closed:

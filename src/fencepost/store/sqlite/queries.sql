@@ -69,11 +69,11 @@ SELECT id, ordinal, count, size, digest FROM chunks WHERE txn = ? AND part = ? O
 SELECT digest FROM chunks WHERE txn = ? AND part = ? AND ordinal = ?
 
 -- name: save_part
-INSERT INTO parts (txn, part, media_type, staged_ms) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+INSERT INTO parts (txn, part, media_type, staged_ms) VALUES (?, ?, ?, ?)
 
 -- name: save_chunk
-INSERT INTO chunks (txn, part, ordinal, count, size, staged_ms, lengths, data, digest)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO chunks (id, txn, part, ordinal, count, size, staged_ms, lengths, data, digest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: commit_part
 UPDATE parts SET committed = ? WHERE txn = ? AND part = ? AND committed IS NULL
@@ -87,6 +87,10 @@ DELETE FROM parts WHERE txn = ? AND part = ? AND committed IS NULL
 
 -- name: drop_chunks
 DELETE FROM chunks WHERE txn = ? AND part = ?
+
+-- name: next_chunk
+-- Numbers of chunks that are gone may come back: nothing refers to those.
+SELECT COALESCE(max(id), 0) + 1 FROM chunks
 
 -- name: count_waiting_parts
 SELECT count(*) FROM parts WHERE committed IS NULL

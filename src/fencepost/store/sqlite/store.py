@@ -27,14 +27,11 @@ from fencepost.protocol.appends import (
 )
 from fencepost.protocol.commits import (
     Commit,
-    CommitItem,
     CommitKeyReused,
     CommitOutcome,
     CommitRefused,
     CommitReplayed,
     Committed,
-    ItemDeleted,
-    ItemMissing,
     Part,
     decide_commit,
     describe_commit,
@@ -91,6 +88,7 @@ from fencepost.store.sqlite.drafts import Draft
 from fencepost.store.sqlite.ledger import COMMITS, NO_PRODUCER, Entry, Ledger, LedgerGroup
 from fencepost.store.sqlite.records import CLOSED, EXPIRED, REMOVED, producer_columns
 from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.sqlite.staging import ROW_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -212,42 +210,60 @@ class SqliteStore:
         if self.failure.done():
             done(Failed(full=False))
             return
-        if request.conditions is not None:
-            self._append_on_condition(request, done)
-            return
         now_ms = self.tick()
         entry = self._alive(request.path, now_ms)
+        conditions = request.conditions
+        if entry is None and conditions is not None and conditions.makes is not None:
+            self._append_to_new(request, conditions.makes, now_ms, done)
+            return
         if entry is None or entry.stream.soft_deleted:
             self._answer(done, Missing() if entry is None else SoftDeleted())
             return
         claim = request.producer
         producer = None if claim is None else self.ledger.find_producer(entry, claim.id)
+        key = None
+        if conditions is not None and conditions.key is not None:
+            key = self.ledger.find_key(entry.stream.id, conditions.key)
         outcome = decide_append(
-            entry.stream, producer, request, position=self.ledger.next_position, now_ms=now_ms
+            entry.stream,
+            producer,
+            request,
+            key=key,
+            position=self.ledger.next_position,
+            now_ms=now_ms,
         )
         if isinstance(outcome, Appended):
             self.ledger.apply(self.commits.group, entry, request, outcome, now_ms)
             self.counts.add(request)
         else:
-            self.counts.duplicates += isinstance(outcome, Duplicate)
+            self.counts.duplicates += isinstance(outcome, Duplicate | Replayed)
             if self.ledger.slide(entry, now_ms):
                 self.ledger.touch(self.commits.group, entry)
         self._answer(done, outcome)
 
-    def _append_on_condition(
+    def _append_to_new(
         self,
         request: Append,
+        content_type: str,
+        now_ms: int,
         done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
-        """An append with more to check, which may have to make its stream: a draft of one."""
-        draft = Draft(self.ledger, self._alive, self.tick())
-        outcome = draft.decide(CommitItem(request))
-        if isinstance(outcome, ItemMissing | ItemDeleted):
-            self._answer(done, Missing() if isinstance(outcome, ItemMissing) else SoftDeleted())
-            return
-        self._carry_out(draft)
-        self.counts.duplicates += isinstance(outcome, Duplicate | Replayed)
+        """An append that makes its stream, if it is accepted."""
+        stream = Stream(self.ledger.next_stream, request.path, content_type, created_ms=now_ms)
+        position = self.ledger.next_position
+        outcome = decide_append(stream, None, request, position=position, now_ms=now_ms)
+        if isinstance(outcome, Appended):
+            entry = self._make(stream)
+            self.ledger.apply(self.commits.group, entry, request, outcome, now_ms)
+            self.counts.add(request)
         self._answer(done, outcome)
+
+    def _make(self, stream: Stream) -> Entry:
+        """Take in a stream that an append makes; its messages follow."""
+        entry = self.ledger.add(self.commits.group, stream)
+        for watcher in self._watchers:
+            watcher.created(stream.id, stream.path, stream.tail)
+        return entry
 
     def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
         if self.failure.done():
@@ -262,7 +278,9 @@ class SqliteStore:
                 done, CommitReplayed(answer) if same else CommitKeyReused(record.created_ms)
             )
             return
-        draft = Draft(self.ledger, self._alive, now_ms)
+        paths = dict.fromkeys(item.append.path for item in request.items)
+        entries = {path: self._alive(path, now_ms) for path in paths}
+        draft = Draft(self.ledger, entries, now_ms=now_ms)
         outcomes = []
         for item in request.items:
             outcomes.append(draft.decide(item))
@@ -278,8 +296,7 @@ class SqliteStore:
         group = self.commits.group
         last = self.ledger.next_position - 1
         for part in draft.parts:
-            group.used_parts[part] = last
-            group.statements.append((QUERIES["commit_part"], (last, *part)))
+            self.ledger.staging.use(group, part, last)
         if request.key is not None:
             record = KeyRecord(request.digest, START, START, False, last, now_ms)
             answer = describe_commit(request, outcome)
@@ -288,12 +305,9 @@ class SqliteStore:
     def _carry_out(self, draft: Draft) -> None:
         """Do what a draft has decided, on the ledger and in the open group."""
         group = self.commits.group
-        used = {append.path for append, _ in draft.decided}
-        for path, stream in draft.made.items():
-            if path in used:
-                self.ledger.add(group, stream)
-                for watcher in self._watchers:
-                    watcher.created(stream.id, stream.path, stream.tail)
+        group.bytes += ROW_BYTES * len(draft.decided)
+        for stream in draft.made.values():
+            self._make(stream)
         for append, outcome in draft.decided:
             entry = self.ledger.find(append.path)
             assert entry is not None
@@ -307,33 +321,23 @@ class SqliteStore:
         self._answer(done, self._stage(upload, self.tick()))
 
     def _stage(self, upload: Upload, now_ms: int) -> StageOutcome:
-        part, batch = upload.part, upload.batch
-        staged = Staged(batch.messages, batch.size, repeated=False)
-        before = self.ledger.find_chunk(part, upload.ordinal)
+        part, staging = upload.part, self.ledger.staging
+        staged = Staged(upload.batch.messages, upload.batch.size, repeated=False)
+        before = staging.find_chunk(part, upload.ordinal)
         if before is not None:
             if before != upload.digest:
                 return ChunkConflict("another content was uploaded as this chunk before")
             return staged._replace(repeated=True)
-        found = self.ledger.find_part(part)
-        if found is not None:
-            media_type, committed, _ = found
-            if committed is not None:
-                return PartClosed(committed)
-            if media_type != upload.media_type:
-                return ChunkConflict(f"the part holds {media_type}")
-        elif self._too_many_parts():
-            return TooManyParts(self.settings.staged_parts_max)
-        group = self.commits.group
-        group.staged[part, upload.ordinal] = upload.digest
-        group.bytes += batch.size
-        group.statements.append((QUERIES["save_part"], (*part, upload.media_type, now_ms)))
-        columns = (batch.messages, batch.size, now_ms, batch.lengths, batch.data, upload.digest)
-        group.statements.append((QUERIES["save_chunk"], (*part, upload.ordinal, *columns)))
+        found = staging.find(part)
+        if found is None:
+            if staging.waiting_count >= self.settings.staged_parts_max:
+                return TooManyParts(self.settings.staged_parts_max)
+        elif found.committed is not None:
+            return PartClosed(found.committed)
+        elif found.media_type != upload.media_type:
+            return ChunkConflict(f"the part holds {found.media_type}")
+        staging.add(self.commits.group, upload, new=found is None, now_ms=now_ms)
         return staged
-
-    def _too_many_parts(self) -> bool:
-        [(waiting,)] = self.lookup(QUERIES["count_waiting_parts"])
-        return bool(waiting >= self.settings.staged_parts_max)
 
     def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
         if self.failure.done():
@@ -663,14 +667,9 @@ class SqliteStore:
 
     async def drop_part(self, part: Part) -> None:
         """Drop a staged part, unless a commit has taken it."""
-        found = self.ledger.find_part(part)
-        if found is not None and found[1] is None:
-            # In the open group, not between groups: a commit decided meanwhile must see it.
-            group = self.commits.group
-            group.dropped_parts.add(part)
-            group.statements.append((QUERIES["drop_part"], part))
-            group.statements.append((QUERIES["drop_chunks"], part))
-            await self.durable()
+        # In the open group, not between groups: a commit decided meanwhile must see it.
+        self.ledger.staging.drop(self.commits.group, part)
+        await self.durable()
 
     def _wal_written(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         """SQLite tells after each commit how long the write-ahead log is."""
