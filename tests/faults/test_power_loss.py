@@ -187,3 +187,33 @@ async def test_without_syncs_the_same_check_finds_lost_answers(
             lost += 1
 
     assert lost > 10, "the check does not notice that answers were lost"
+
+
+async def test_a_power_loss_during_the_very_first_start_leaves_a_folder_that_opens(
+    tmp_path: Path,
+) -> None:
+    """The file turns to WAL under a rollback journal; no mixture of the two may stay behind."""
+    history = await drive(tmp_path / "first", seed=0, rounds=0)
+    operations = history.log.operations
+    turned = next(
+        at
+        for at, operation in enumerate(operations)
+        if isinstance(operation, Sync) and operation.file.endswith("-wal")
+    )
+
+    dice = random.Random(0)
+    disk = Disk()
+    images: list[Image] = []
+    for at in range(turned + 2):
+        disk.advance(operations, at)
+        variants = [nothing, everything, *(some_sectors(dice) for _ in range(8))]
+        for survives in variants:
+            image = disk.cut(survives)
+            if image not in images:
+                images.append(image)
+
+    assert len(images) > 20
+    for number, image in enumerate(images):
+        folder = tmp_path / str(number)
+        write_image(image, folder)
+        assert await check(folder, history, answered_count=0, asked_count=0) == 0

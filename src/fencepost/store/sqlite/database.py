@@ -73,6 +73,14 @@ def connect(
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     connection = apsw.Connection(str(file), flags=flags, vfs=vfs, statementcachesize=64)
     connection.set_busy_timeout(BUSY_MS_MAX)
+    if sys.platform == "darwin":
+        # There a plain fsync leaves the data in the drive's cache.
+        connection.pragma("fullfsync", 1)
+        connection.pragma("checkpoint_fullfsync", 1)
+    # Turning to WAL deletes a rollback journal. Should a power loss bring that back beside a log,
+    # SQLite undoes the turn and uses the log all the same, and no second connection can follow it;
+    # EXTRA syncs the folder after the deletion.
+    connection.pragma("synchronous", "EXTRA")
     if not readonly and connection.pragma("page_count") == 0:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     mode = connection.pragma("journal_mode", "wal")
@@ -81,10 +89,6 @@ def connect(
     connection.pragma("wal_autocheckpoint", 0)
     connection.pragma("temp_store", "memory")
     connection.pragma("cache_size", -65536)
-    if sys.platform == "darwin":
-        # There a plain fsync leaves the data in the drive's cache.
-        connection.pragma("fullfsync", 1)
-        connection.pragma("checkpoint_fullfsync", 1)
     if readonly:
         connection.pragma("query_only", 1)
     return connection
