@@ -296,10 +296,14 @@ def _ignore(outcome: object) -> None:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, clock: SimClock, settings: SubscriptionSettings | None = None
+    folder: Path,
+    clock: SimClock,
+    settings: SubscriptionSettings | None = None,
+    *,
+    synchronous: str = "FULL",
 ) -> AsyncIterator[Opened]:
     """Open the store in `folder` and load its subscriptions."""
-    store = SqliteStore(SqliteSettings(folder=folder), clock)
+    store = SqliteStore(SqliteSettings(folder=folder, synchronous=synchronous), clock)
     try:
         subscriptions = await open_subscriptions(
             SqliteSubscriptions(store),

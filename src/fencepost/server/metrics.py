@@ -124,6 +124,7 @@ def _subscription_families(engine: Engine) -> Iterator[Metric]:
     yield _gauge("fencepost_subscriptions", "Subscriptions", len(engine.registry))
     counts = engine.counts
     yield _counter("fencepost_subscription_wakes", "Wakes issued", counts.wakes)
+    yield _gauge("fencepost_webhooks_under_way", "Webhooks waited for", engine.deliveries_count)
     yield _counter("fencepost_webhook_deliveries", "Webhooks that took a wake", counts.delivered)
     yield _counter("fencepost_webhook_failures", "Webhook attempts that failed", counts.undelivered)
     yield _counter("fencepost_subscription_claims", "Leases given to workers", counts.claims)

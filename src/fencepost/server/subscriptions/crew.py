@@ -20,6 +20,10 @@ class Crew:
         self._parent: asyncio.TaskGroup | None = None
         self._stopping = False
 
+    @property
+    def working_count(self) -> int:
+        return len(self._working)
+
     def add(self, job: Job) -> None:
         """Do `job` when it is its turn. It must not raise."""
         self._waiting.append(job)

@@ -124,6 +124,16 @@ class Engine:
         elapsed_ms = self._clock.monotonic_ms() - self._started_monotonic_ms
         return max(self._store.tick(), self._started_ms + elapsed_ms)
 
+    @property
+    def is_scanning(self) -> bool:
+        """Whether a new subscription is looking for the streams that exist."""
+        return bool(self._scans)
+
+    @property
+    def deliveries_count(self) -> int:
+        """Webhook requests under way."""
+        return self._crew.working_count
+
     # What clients ask
 
     def find(self, name: str) -> Subscription | None:
