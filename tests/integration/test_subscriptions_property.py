@@ -221,7 +221,7 @@ async def run(folder: Path, sequence: list[tuple[object, ...]]) -> None:
         rest.pop(0)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
 @example([("append", A), ("claim", ANN), ("ack all", 0, True), ("restart",)])
 @example([("append", A), ("claim", ANN), ("ack", 0, A, False), ("restart",), ("release", 0)])

@@ -216,8 +216,13 @@ class SubscriptionStore(Protocol):
         """The stream at `path` as decided so far, or None."""
         ...
 
-    async def live_streams(self, prefix: tuple[str, ...]) -> list[LiveStream]:
-        """The committed streams whose path is `prefix`, or begins with its segments."""
+    async def live_streams(
+        self, prefix: tuple[str, ...], matches: Callable[[str], bool]
+    ) -> list[LiveStream]:
+        """The committed streams below `prefix`, itself included, whose path `matches` takes.
+
+        `matches` is called in another thread, because there may be very many streams.
+        """
         ...
 
     def announce(self, path: str, event: bytes) -> bool:

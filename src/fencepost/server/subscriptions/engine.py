@@ -157,7 +157,7 @@ class Engine:
             found: list[LiveStream] = []
             draft = Subscription(0, name, config, base_url=base_url, created_ms=self._store.tick())
             if draft.glob is not None and self.registry.find(name) is None:
-                found = await self._store.live_streams(draft.glob.prefix)
+                found = await self._store.live_streams(draft.glob.prefix, draft.matches)
         finally:
             self._scans.remove(scan)
         if scan.void:
@@ -170,17 +170,16 @@ class Engine:
             return TooMany("subscriptions_max", self._settings.subscriptions_max)
         draft.id = self._next_id
         self._next_id += 1
-        self._link_existing(draft, scan.streams(found))
+        self._link_existing(draft, scan.streams(found, draft.matches))
         self.registry.add(draft)
         self._store.insert(draft)
         return Made(draft, created=True)
 
     def _link_existing(self, draft: Subscription, streams: Iterable[LiveStream]) -> None:
         for path, stream_id, tail in streams:
-            if draft.matches(path):
-                draft.links[path] = Link(
-                    path, explicit=False, glob=True, stream_id=stream_id, acked=tail, tail=tail
-                )
+            draft.links[path] = Link(
+                path, explicit=False, glob=True, stream_id=stream_id, acked=tail, tail=tail
+            )
         for path in draft.config.streams:
             draft.links[path] = self._explicit(draft, path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from fencepost.protocol.offsets import Offset
 from fencepost.store.contract import LiveStream
@@ -17,9 +17,19 @@ class Scan:
         self.tails: dict[int, Offset] = {}
         self.void = False  # a commit failed meanwhile: what was seen may not have happened
 
-    def streams(self, found: Iterable[LiveStream]) -> Iterable[LiveStream]:
-        """The streams there are now, with their tails now."""
-        by_id = {live.id: live for live in (*found, *self.created.values())}
-        for live in by_id.values():
+    def streams(
+        self, found: Iterable[LiveStream], matches: Callable[[str], bool]
+    ) -> Iterator[LiveStream]:
+        """The streams there are now, with their tails now, given those `found` on disk."""
+        created = {key: live for key, live in self.created.items() if matches(live.path)}
+        for live in found:
+            created.pop(live.id, None)
             if live.id not in self.removed:
-                yield live._replace(tail=self.tails.get(live.id, live.tail))
+                yield self._now(live)
+        for live in created.values():
+            if live.id not in self.removed:
+                yield self._now(live)
+
+    def _now(self, live: LiveStream) -> LiveStream:
+        tail = self.tails.get(live.id)
+        return live if tail is None else live._replace(tail=tail)

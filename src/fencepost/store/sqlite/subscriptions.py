@@ -24,6 +24,9 @@ from fencepost.store.sqlite.database import Row
 from fencepost.store.sqlite.ledger import LedgerGroup
 from fencepost.store.sqlite.store import SqliteStore
 
+ROW_BYTES = 128
+"""What a row of ours weighs in a commit, roughly."""
+
 QUERIES = load_queries("fencepost.store.sqlite", "subscriptions.sql")
 
 
@@ -61,7 +64,9 @@ class SqliteSubscriptions:
             return None
         return LiveStream(path, entry.stream.id, entry.stream.tail)
 
-    async def live_streams(self, prefix: tuple[str, ...]) -> list[LiveStream]:
+    async def live_streams(
+        self, prefix: tuple[str, ...], matches: Callable[[str], bool]
+    ) -> list[LiveStream]:
         folder = "/".join(prefix)
 
         def work(connection: apsw.Connection) -> list[LiveStream]:
@@ -75,6 +80,7 @@ class SqliteSubscriptions:
                 for path, stream_id, messages, size in connection.execute(
                     QUERIES["live_streams"], bound
                 )
+                if matches(path)
             ]
 
         return await self._store.readers.run(work)
@@ -89,7 +95,10 @@ class SqliteSubscriptions:
         return self._store.commits.group
 
     def _write(self, query: str, *values: object) -> None:
-        self._group.statements.append((QUERIES[query], values))
+        group = self._group
+        group.statements.append((QUERIES[query], values))
+        # A commit with very many rows belongs in the writer thread, as one with much data does.
+        group.bytes += ROW_BYTES
 
     def insert(self, subscription: Subscription) -> None:
         self._write(
