@@ -8,7 +8,6 @@ commit says which append was refused and why; nothing of the commit has happened
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Callable
 from typing import Any, Literal
@@ -122,6 +121,8 @@ class Commits:
             body = _DECODER.decode(request.body)
         except msgspec.DecodeError as error:
             raise bad("commit_invalid", f"the body is not a commit: {error}") from None
+        except UnicodeDecodeError:
+            raise bad("commit_invalid", "the body is not UTF-8") from None
         except RecursionError:
             raise bad("commit_invalid", "the body is nested too deeply") from None
         if not body.appends:
@@ -182,7 +183,7 @@ class Commits:
                 raise bad("content_type_missing", "an append needs a content_type")
             try:
                 data = base64.b64decode(item.data_base64, validate=True)
-            except binascii.Error:
+            except ValueError:
                 raise bad("base64_invalid", "data_base64 is not base64") from None
             if not data:
                 raise bad("body_empty", "data_base64 is empty")
