@@ -92,6 +92,10 @@ class Owner(Protocol[GroupT]):
         """Everything since the last commit is void: rebuild the state from disk."""
         ...
 
+    def stir(self, group: GroupT) -> None:
+        """Put a change of no consequence into `group`."""
+        ...
+
     def broken(self, error: BaseException) -> None:
         """The disk cannot be trusted any more: stop."""
         ...
@@ -318,6 +322,10 @@ class GroupCommit(Generic[GroupT]):
         # What was decided since stands on what has just been lost, so it goes the same way. Its own
         # transaction never began: for those requests the outcome is certain.
         void = self._emptied()
+        if isinstance(failure, Unknown) and not self._broken:
+            # The commit may still be in the log, behind its end, and come back after a crash. What is
+            # decided from here on does not know of it, so the log is written over before an answer.
+            self._owner.stir(self.group)
         _tell(answers, failure)
         _tell(void, Failed(full=isinstance(error, DiskFullError)))
 

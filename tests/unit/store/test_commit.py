@@ -19,6 +19,8 @@ from fencepost.store.commit import (
 from fencepost.store.contract import Failed, Unknown
 
 WAIT_SECONDS = 10.0
+STIRRED = -1
+"""What is written over the log after a commit of unknown outcome."""
 
 
 class Numbers:
@@ -69,7 +71,7 @@ class Memory:
         self.at_gate.set()
         assert self.gate.wait(WAIT_SECONDS)
         self._step("commit")
-        self.durable += self.written
+        self.durable += [number for number in self.written if number != STIRRED]
         self.commits.append(self.written)
 
     def rollback(self) -> None:
@@ -86,6 +88,7 @@ class Decider:
         self.visible: list[int] = []
         self.groups: list[Numbers] = []
         self.resets = 0
+        self.stirred = 0
         self.broken_by: BaseException | None = None
 
     def new_group(self) -> Numbers:
@@ -105,6 +108,10 @@ class Decider:
         self.resets += 1
         self.groups.clear()
         self.decided = list(self.journal.durable)
+
+    def stir(self, group: Numbers) -> None:
+        self.stirred += 1
+        group.values.append(STIRRED)
 
     def broken(self, error: BaseException) -> None:
         self.broken_by = error
@@ -273,6 +280,21 @@ async def test_a_failed_commit_has_an_unknown_outcome(fixture: Fixture) -> None:
 
     assert fixture.answers == [("1", Unknown())]
     assert fixture.owner.resets == 1
+
+
+async def test_after_an_unknown_outcome_nothing_is_answered_before_the_log_is_written_over(
+    fixture: Fixture,
+) -> None:
+    """The lost commit may come back after a crash; a refusal must not have been given without it."""
+    fixture.journal.fail_in["commit"] = RuntimeError("as the test asked")
+    fixture.commits.after(lambda _: fixture.ask("refused meanwhile"))
+    fixture.decide(1)
+
+    await fixture.settled()
+
+    assert fixture.answers[0] == ("1", Unknown())
+    assert fixture.owner.stirred == 1
+    assert fixture.journal.commits == [[STIRRED]]
 
 
 async def test_a_failed_rollback_has_an_unknown_outcome(fixture: Fixture) -> None:

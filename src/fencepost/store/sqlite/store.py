@@ -533,7 +533,7 @@ class SqliteStore:
     async def probe(self) -> Failure | None:
         if self.failure.done():
             return Failed(full=False)
-        self.commits.group.statements.append(("UPDATE counters SET id = id", ()))
+        self.stir(self.commits.group)
         return await self.durable()
 
     async def durable(self) -> Failure | None:
@@ -695,6 +695,9 @@ class SqliteStore:
         self.ledger.reset()
         for watcher in self._watchers:
             watcher.reset()
+
+    def stir(self, group: LedgerGroup) -> None:
+        group.statements.append(("UPDATE counters SET id = id", ()))
 
     def broken(self, error: BaseException) -> None:
         log.critical("the disk failed; stopping rather than guessing what is on it")
