@@ -395,3 +395,16 @@ def test_a_deleted_stream_loses_its_link_and_a_new_one_starts_at_its_own_beginni
 
         [stream] = receiver.next().wake["streams"]
         assert stream["acked_offset"] == "0" * 16 + "_" + "0" * 16
+
+
+def test_localhost_can_be_refused_by_a_setting(tmp_path: Path) -> None:
+    refusing = {"FENCEPOST_SUBSCRIPTIONS_WEBHOOK_ALLOW_LOCALHOST": "refuse"}
+    with (
+        ServerProcess(tmp_path / "data", environment=refusing) as server,
+        Client(server.url) as client,
+    ):
+        answer = client.subscribe(
+            "s", type="webhook", pattern="*", webhook={"url": "http://localhost:8000/hook"}
+        )
+
+        assert (answer.status_code, code(answer)) == (400, "WEBHOOK_URL_REJECTED")
