@@ -336,6 +336,98 @@ PRODUCERS = [
     ),
 ]
 
+AT_START = f'If-Match: "{0:016d}_{0:016d}"'
+BAD_TAGS = {
+    "empty": "",
+    "without quotes": f"{2:016d}_{5:016d}",
+    "half quoted": f'"{2:016d}_{5:016d}',
+    "empty quotes": '""',
+    "letters": '"abc"',
+    "now": '"now"',
+    "weak": f'W/"{2:016d}_{5:016d}"',
+    "two": f'"{2:016d}_{5:016d}", "{2:016d}_{5:016d}"',
+}
+
+CONDITIONS = [
+    *(
+        post(f"If-Match {name}", "if_match_invalid", TEXT, f"If-Match: {value}")
+        for name, value in BAD_TAGS.items()
+    ),
+    post("If-Match another tail", "tail_moved", TEXT, AT_START, status=412),
+    post("If-Match twice", "header_repeated", TEXT, AT_START, AT_START),
+    post("If-None-Match an offset", "if_none_match_invalid", TEXT, 'If-None-Match: "x"'),
+    post("If-None-Match empty", "if_none_match_invalid", TEXT, "If-None-Match:"),
+    post("If-None-Match of a full stream", "tail_moved", TEXT, "If-None-Match: *", status=412),
+    post("both conditions", "precondition_conflict", TEXT, AT_START, "If-None-Match: *"),
+    post("Producer-If without a point", "producer_if_invalid", TEXT, *PRODUCER, "Producer-If: 5"),
+    post("Producer-If without numbers", "header_invalid", TEXT, *PRODUCER, "Producer-If: ."),
+    post("Producer-If with a sign", "header_invalid", TEXT, *PRODUCER, "Producer-If: 5.-1"),
+    post("Producer-If of three", "header_invalid", TEXT, *PRODUCER, "Producer-If: 5.0.0"),
+    post(
+        "Producer-If elsewhere", "producer_moved", TEXT, *PRODUCER, "Producer-If: 4.0", status=412
+    ),
+    post("Producer-If alone", "producer_headers_incomplete", TEXT, "Producer-If: 5.0"),
+    post("Producer-If twice", "header_repeated", TEXT, *PRODUCER, *["Producer-If: 5.0"] * 2),
+    post("key empty", "idempotency_key_invalid", TEXT, "Idempotency-Key:"),
+    post("key too long", "header_too_long", TEXT, f"Idempotency-Key: {'k' * 257}"),
+    post("key not UTF-8", "header_invalid", TEXT, b"Idempotency-Key: \xff"),
+    post("key twice", "header_repeated", TEXT, *["Idempotency-Key: k"] * 2),
+    post(
+        "strict duplicate of another content",
+        "producer_content_mismatch",
+        TEXT,
+        "Producer-Id: p",
+        "Producer-Epoch: 5",
+        "Producer-Seq: 0",
+        "Producer-Strict: true",
+        status=409,
+    ),
+    Row(
+        "POST that makes a stream without a type",
+        request("POST", NEW, "Stream-Auto-Create: true", "Stream-Closed: true"),
+        400,
+        "content_type_missing",
+    ),
+    Row(
+        "POST that makes a stream of a bad type",
+        request("POST", NEW, "Stream-Auto-Create: true", "Content-Type: x", body=b"1"),
+        400,
+        "content_type_invalid",
+    ),
+    Row(
+        "POST that makes a stream of bad JSON",
+        request("POST", NEW, "Stream-Auto-Create: true", JSON, body=b"{"),
+        400,
+        "json_invalid",
+    ),
+    Row("commit of nothing", request("POST", "/v1/commit", JSON), 400, "commit_invalid"),
+    Row(
+        "commit of no appends",
+        request("POST", "/v1/commit", JSON, body=b'{"appends":[]}'),
+        400,
+        "commit_empty",
+    ),
+    Row(
+        "commit with an unknown field",
+        request("POST", "/v1/commit", JSON, body=b'{"appends":[],"x":1}'),
+        400,
+        "commit_invalid",
+    ),
+    Row(
+        "commit nested too deeply",
+        request("POST", "/v1/commit", JSON, body=b'{"appends":' + b"[" * 100_000),
+        400,
+        "commit_invalid",
+    ),
+    Row("GET of /v1/commit", request("GET", "/v1/commit"), 405, "method_not_allowed"),
+    Row(
+        "part without a name",
+        request("POST", "/v1/staging/t", TEXT, body=b"x"),
+        400,
+        "staging_path_invalid",
+    ),
+]
+
 SEQUENCES = [
     post("Stream-Seq empty", "header_invalid", TEXT, "Stream-Seq:"),
     post("Stream-Seq blank", "header_invalid", TEXT, "Stream-Seq:   "),
@@ -564,6 +656,7 @@ TABLE = [
     *BODIES,
     *CONTENT_TYPES,
     *PRODUCERS,
+    *CONDITIONS,
     *SEQUENCES,
     *LIFETIMES,
     *FORKS,

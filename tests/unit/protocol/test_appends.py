@@ -11,13 +11,21 @@ from fencepost.protocol.appends import (
     Append,
     Appended,
     AppendOutcome,
+    Conditions,
     Duplicate,
     EpochStart,
+    KeyDisagrees,
+    KeyRecord,
+    KeyReused,
+    OtherContent,
+    ProducerMoved,
     ProducerTuple,
+    Replayed,
     SeqRegression,
     SequenceGap,
     StaleEpoch,
     StreamClosed,
+    TailMoved,
     TypeMismatch,
     decide_append,
 )
@@ -56,6 +64,7 @@ def append(
     closes: bool = False,
     claim: tuple[int, int] | None = None,
     seq: str | None = None,
+    conditions: Conditions | None = None,
 ) -> Append:
     return Append(
         "s",
@@ -65,13 +74,17 @@ def append(
         None if claim is None else ProducerTuple("p", *claim),
         seq,
         mark(body),
+        conditions,
     )
 
 
 def decide(
-    request: Append, at: Stream | None = None, known: Producer | None = None
+    request: Append,
+    at: Stream | None = None,
+    known: Producer | None = None,
+    key: KeyRecord | None = None,
 ) -> AppendOutcome:
-    return decide_append(at or stream(), known, request, position=77, now_ms=NOW_MS)
+    return decide_append(at or stream(), known, request, key=key, position=77, now_ms=NOW_MS)
 
 
 def accepted(outcome: AppendOutcome) -> tuple[Offset, Offset, bool, Producer | None]:
@@ -253,12 +266,15 @@ def test_a_new_request_of_a_producer_to_a_closed_stream_is_refused() -> None:
 # list is in the order of the contract, and of any two conditions the earlier one must answer.
 
 PRECEDENCE: list[tuple[str, type[object]]] = [
+    ("key used", KeyReused),
     ("stale", StaleEpoch),
     ("duplicate", Duplicate),
     ("closed", StreamClosed),
     ("content type", TypeMismatch),
     ("gap", SequenceGap),
     ("epoch start", EpochStart),
+    ("Producer-If", ProducerMoved),
+    ("If-Match", TailMoved),
     ("Stream-Seq", SeqRegression),
 ]
 
@@ -273,8 +289,19 @@ def outcome_under(conditions: set[str]) -> AppendOutcome:
         media_type="image/png" if "content type" in conditions else TEXT,
         claim=claim,
         seq="a" if "Stream-Seq" in conditions else "z",
+        conditions=Conditions(
+            producer_if=(3, 4) if "Producer-If" in conditions else (3, 5),
+            if_match=Offset(9, 9) if "If-Match" in conditions else START,
+            key="k",
+        ),
     )
-    return decide(request, at, producer(3, 5))
+    key = KEY_OF_ANOTHER if "key used" in conditions else None
+    return decide(request, at, producer(3, 5), key=key)
+
+
+KEY_OF_ANOTHER = KeyRecord(
+    mark(b"another"), START, Offset(1, 1), closed=False, position=0, created_ms=0
+)
 
 
 def test_without_any_of_the_conditions_the_request_is_accepted() -> None:
@@ -302,9 +329,108 @@ def test_of_two_conditions_the_earlier_one_in_the_contract_answers(
 
 
 def test_all_conditions_that_can_meet_at_once_answer_stale() -> None:
-    outcome = outcome_under({"stale", "closed", "content type", "Stream-Seq"})
+    outcome = outcome_under(
+        {"stale", "closed", "content type", "Producer-If", "If-Match", "Stream-Seq"}
+    )
 
     assert outcome == StaleEpoch(3)
+
+
+# What may be asked of an append beyond the public protocol
+
+
+@pytest.mark.parametrize(
+    ("conditions", "at", "met"),
+    [
+        (Conditions(if_match=Offset(2, 10)), Offset(2, 10), True),
+        (Conditions(if_match=Offset(2, 10)), Offset(3, 11), False),
+        (Conditions(if_match=START), START, True),
+        (Conditions(if_match="*"), Offset(2, 10), True),
+        (Conditions(if_empty=True), START, True),
+        (Conditions(if_empty=True), Offset(1, 1), False),
+    ],
+)
+def test_an_append_may_ask_for_a_tail(conditions: Conditions, at: Offset, met: bool) -> None:
+    outcome = decide(append(conditions=conditions), stream(tail=at))
+
+    assert isinstance(outcome, Appended) if met else outcome == TailMoved(at)
+
+
+@pytest.mark.parametrize(
+    ("known", "claim", "wanted", "expected"),
+    [
+        ((0, 5), (1, 0), (0, 5), "accepted"),  # taking over the session that was seen
+        ((0, 6), (1, 0), (0, 5), ProducerMoved(0, 6)),
+        ((2, 0), (3, 0), (0, 5), ProducerMoved(2, 0)),
+        (None, (0, 0), (0, 5), ProducerMoved(None, None)),
+        ((0, 5), (0, 6), (0, 5), "accepted"),
+    ],
+)
+def test_an_append_may_ask_for_the_state_of_its_producer(
+    known: tuple[int, int] | None,
+    claim: tuple[int, int],
+    wanted: tuple[int, int],
+    expected: str | AppendOutcome,
+) -> None:
+    request = append(claim=claim, conditions=Conditions(producer_if=wanted))
+
+    outcome = decide(request, known=None if known is None else producer(*known))
+
+    assert isinstance(outcome, Appended) if expected == "accepted" else outcome == expected
+
+
+def test_a_retry_of_a_takeover_is_a_duplicate_although_its_condition_no_longer_holds() -> None:
+    request = append(claim=(1, 0), conditions=Conditions(producer_if=(0, 5)))
+
+    assert isinstance(decide(request, known=producer(1, 0)), Duplicate)
+
+
+def test_a_strict_duplicate_must_say_the_same() -> None:
+    strict = Conditions(strict=True)
+    state = producer(0, RECENT_BATCHES + 4)
+
+    same = decide(append(b"0", claim=(0, 10), conditions=strict), known=state)
+    other = decide(append(b"1", claim=(0, 10), conditions=strict), known=state)
+    forgotten = decide(append(b"0", claim=(0, 1), conditions=strict), known=state)
+
+    assert isinstance(same, Duplicate)
+    assert isinstance(other, OtherContent)
+    assert forgotten == OtherContent(None)
+
+
+def test_a_key_used_for_the_same_request_answers_as_then_whatever_has_changed() -> None:
+    used = KeyRecord(mark(b"0"), START, Offset(1, 1), closed=False, position=3, created_ms=0)
+    keyed = Conditions(key="k", if_match=START)
+
+    outcome = decide(append(conditions=keyed), stream(closed=True, tail=Offset(7, 7)), key=used)
+
+    assert outcome == Replayed(used)
+
+
+@pytest.mark.parametrize(
+    ("start", "claim", "agree"),
+    [
+        (Offset(4, 4), (0, 4), True),
+        (Offset(3, 3), (0, 4), False),  # another batch of the same producer
+        (Offset(4, 4), (0, 6), False),  # a request that the producer has not made
+        (Offset(4, 4), (1, 0), False),
+    ],
+)
+def test_a_key_and_a_producer_must_speak_of_the_same_request(
+    start: Offset, claim: tuple[int, int], agree: bool
+) -> None:
+    used = KeyRecord(mark(b"0"), start, Offset(9, 9), closed=False, position=3, created_ms=0)
+    request = append(claim=claim, conditions=Conditions(key="k"))
+
+    outcome = decide(request, known=producer(0, 5), key=used)
+
+    assert outcome == (Replayed(used) if agree else KeyDisagrees())
+
+
+def test_a_new_key_on_another_content_of_an_accepted_request_disagrees() -> None:
+    request = append(b"1", claim=(0, 4), conditions=Conditions(key="new"))
+
+    assert decide(request, known=producer(0, 5)) == KeyDisagrees()
 
 
 class ExactlyOnce(RuleBasedStateMachine):
