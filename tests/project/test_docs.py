@@ -1,0 +1,178 @@
+"""The pages are true: what they tell a reader to run is run, and what they refer to is there.
+
+Every ```sh block of README.md and of docs/ is run by sh, in order, one shell for each page, against
+a real server. A ```text block right after it holds lines that must be in its output, `...` standing
+for anything. The only way out is a comment in the line before the block that gives a reason:
+`<!-- not run: it takes a quarter of an hour -->`.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fencepost.cli import settings as loading
+from fencepost.cli.settings import TABLES
+from tests.serving import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SECONDS_MAX = 60
+MARK = "\x01end of block\x01"
+
+_BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+?) -->\n\s*)?"
+    r"^```sh\n(?P<script>.*?)^```$"
+    r"(?:\n\s*^```text\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+_LINK = re.compile(r"\[[^\]]*\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+_SERVES = re.compile(r"\./run serve &")
+
+
+class Block(NamedTuple):
+    """A piece of shell that a page shows, and what it says comes of it."""
+
+    script: str
+    expected: list[str]
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    for found in _BLOCK.finditer(page.read_text()):
+        if found["reason"] is None:
+            yield Block(found["script"], (found["output"] or "").splitlines())
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks_of(page))], ids=name_of)
+def test_what_a_page_tells_to_run_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.fail("the examples of the docs need curl: apt-get install -y curl (or brew)")
+    blocks = list(blocks_of(page))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    # A page may begin by starting a server itself; then it gets a port and a folder of its own.
+    if any(_SERVES.search(block.script) for block in blocks):
+        outputs = run(blocks, folder, port=free_port(), data=tmp_path / "data")
+    else:
+        with ServerProcess(tmp_path / "data") as server:
+            outputs = run(blocks, folder, port=server.port, data=tmp_path / "data")
+
+    for block, output in zip(blocks, outputs, strict=True):
+        missing = [line for line in block.expected if not is_printed(line, output)]
+        assert missing == [], f"{block.script}\nprinted\n{output}"
+
+
+def run(blocks: list[Block], folder: Path, *, port: int, data: Path) -> list[str]:
+    """What each block prints, run one after the other by the same shell."""
+    script = f"\necho '{MARK}'\n".join(block.script for block in blocks)
+    script = _SERVES.sub(f"./run serve --port {port} --data '{data}' &", script)
+    script = script.replace("127.0.0.1:4437", f"127.0.0.1:{port}")
+    (folder / "run").write_text(f"#!/bin/sh\nexec '{ROOT}/run' \"$@\"\n")
+    (folder / "run").chmod(0o755)
+    path = f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
+    # Into a file, not a pipe: a server that the shell leaves behind would hold the pipe open.
+    with (folder.parent / "printed").open("w+") as printed:
+        process = subprocess.Popen(
+            ["sh", "-euc", script],
+            cwd=folder,
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(SECONDS_MAX)
+        finally:
+            end_session(process.pid)
+        printed.seek(0)
+        output = printed.read()
+    assert process.returncode == 0, f"{script}\nprinted\n{output}"
+    return output.split(MARK)
+
+
+def end_session(pid: int) -> None:
+    """End everything that was started in the session of `pid`, which is its process group too."""
+    try:
+        os.killpg(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_printed(line: str, output: str) -> bool:
+    """Whether a line of an example is in the output, by itself or with `...` for what varies."""
+    pattern = re.compile(".*".join(map(re.escape, line.strip().split("..."))) + r"\s*")
+    return any(pattern.fullmatch(printed.strip()) for printed in output.splitlines())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    dead = []
+    for target, anchor in _LINK.findall(page.read_text()):
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors_of(file)):
+            dead.append(f"{target}#{anchor}" if anchor else target)
+
+    assert dead == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that headings have in a browser."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_names_the_shell_of_its_blocks_as_sh(page: Path) -> None:
+    """Under another name a block would not be run."""
+    assert re.findall(r"^```(?:bash|shell|console|zsh)\b", page.read_text(), re.MULTILINE) == []
+
+
+_SETTING = re.compile(
+    r"^\| `(\w+)` \| (`[^`]+`|) ?(?:\([^)]*\) )?\| `(\w+)` \| .+ \|$", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_settings_page_has_every_setting_with_its_default(table: str) -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    _, _, section = page.partition(f"\n## [{table}]\n")
+    section = section.partition("\n## ")[0]
+    shown = {
+        name: (tomllib.loads(f"it = {default.strip('`')}")["it"] if default else None, variable)
+        for name, default, variable in _SETTING.findall(section)
+    }
+
+    assert shown == {
+        field.name: (plain(field.default), f"FENCEPOST_{table}_{field.name}".upper())
+        for field in fields(TABLES[table])
+        if field.name == "folder" or field.name not in loading._COMPOSED
+    }
+
+
+def plain(default: object) -> object:
+    """A default as TOML would say it; None for the one that depends on the machine."""
+    if default is MISSING:
+        return None
+    return list(default) if isinstance(default, tuple) else default
