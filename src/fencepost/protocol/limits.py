@@ -37,3 +37,22 @@ class Limits:
     """Seconds of a Stream-TTL."""
     waiters_max: int = 20_000
     """Long-polls and SSE readers waiting at once."""
+    log_rows_default: int = 10_000
+    """Messages in one answer of the log when the reader does not say."""
+    log_rows_max: int = 100_000
+    """Messages in one answer of the log."""
+    log_bytes_max: int = 4 << 20
+    """Payload bytes in one answer of the log, with 100 more for each message; a single larger
+    message is sent whole."""
+    log_scan_max: int = 1_000_000
+    """Positions that one answer of the log may look through for the streams it selects."""
+    log_streams_max: int = 64
+    """Streams that a reader of the log may name one by one; patterns have no such bound."""
+    log_parts_max: int = 1024
+    """Parts that parallel readers may divide the streams into."""
+    plan_parts_max: int = 256
+    """Ranges that a plan of the log may be split into."""
+    list_rows_default: int = 100
+    """Entries in one page of a list when the reader does not say."""
+    list_rows_max: int = 1_000
+    """Entries in one page of a list."""

@@ -1,0 +1,489 @@
+"""`/v1/log` and `/v1/log/plan`: every message of every stream in one order.
+
+An answer is a bounded piece of the log with the position to go on after. A reader that has reached
+the head may wait for more (long-poll) or be sent it as it comes (SSE); it is woken only by commits
+that touch streams it selects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+
+from fencepost.clock import Clock
+from fencepost.protocol.logs import (
+    BEFORE_ALL,
+    POSITION_MAX,
+    Part,
+    Selection,
+    Split,
+    parse_instant_ms,
+    parse_part,
+    parse_position,
+)
+from fencepost.server import arrow
+from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
+from fencepost.server.handlers.querying import Parameters
+from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.http import Answer, Headers, Request, Response, StreamingResponse
+from fencepost.server.loglines import log_lines
+from fencepost.server.settings import ServerSettings
+from fencepost.store.contract import Published
+from fencepost.store.log_contract import (
+    BeyondHead,
+    LogChunk,
+    LogQuery,
+    LogRows,
+    LogStore,
+    Plan,
+    PlanQuery,
+    Pruned,
+)
+
+LOG, PLAN = b"/v1/log", b"/v1/log/plan"
+NDJSON = b"application/x-ndjson"
+
+_NO_STORE = (b"Cache-Control", b"no-store")
+_SELECTING = ("stream", "match")
+_LINES_ACCEPTED = frozenset((NDJSON, b"application/json", b"text/event-stream"))
+
+
+class Waiting:
+    """One live reader: woken by the commits that touch streams it selects."""
+
+    __slots__ = ("_waiters", "news", "selection")
+
+    def __init__(self, waiters: Waiters, selection: Selection) -> None:
+        self._waiters = waiters
+        self.selection = selection
+        self.news = asyncio.Event()
+
+    def __enter__(self) -> Waiting:
+        self._waiters.readers.add(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._waiters.readers.discard(self)
+
+    def look(self) -> None:
+        """Whatever is committed from now on is news. Call it before reading, not after."""
+        self.news.clear()
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait for news; false when time is up or the server is going down."""
+        if self._waiters.stopping or timeout_s <= 0:
+            return False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.news.wait()
+        except TimeoutError:
+            return False
+        return not self._waiters.stopping
+
+
+class Waiters:
+    """All live readers of the log."""
+
+    def __init__(self) -> None:
+        self.readers: set[Waiting] = set()
+        self.stopping = False
+
+    def published(self, changes: Sequence[Published]) -> None:
+        """A commit is on disk."""
+        for reader in self.readers:
+            if reader.news.is_set():
+                continue
+            takes = reader.selection.takes
+            if any(takes(change.info.id, change.info.path) for change in changes):
+                reader.news.set()
+
+    def stop(self) -> None:
+        """Let everybody go: the server is going down."""
+        self.stopping = True
+        for reader in self.readers:
+            reader.news.set()
+
+
+class _Form:
+    """How rows go out: as lines or as Arrow."""
+
+    def __init__(self, content_type: bytes, render: Callable[[LogRows], bytes], empty: bytes):
+        self.content_type = content_type
+        self.render = render
+        self.empty = empty
+
+
+class Logs:
+    """The handlers that read across all streams."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        listen: Callable[[Callable[[Sequence[Published]], None]], None],
+        clock: Clock,
+        settings: ServerSettings,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._limits = settings.limits
+        self.waiters = Waiters()
+        listen(self.waiters.published)
+
+    def handle(self, request: Request) -> Awaitable[Answer] | None:
+        if request.path not in (LOG, PLAN):
+            return None
+        if request.method not in ("GET", "HEAD"):
+            return _no_method()
+        if request.path == PLAN:
+            return self._plan(request)
+        return self._read(request) if request.method == "GET" else self._head()
+
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits for news: the server is going down."""
+        self.waiters.stop()
+
+    async def _head(self) -> Answer:
+        head = await self._store.head()
+        return Response(200, [(b"Log-Head", b"%d" % head), _NO_STORE, *BROWSER])
+
+    async def _read(self, request: Request) -> Answer:
+        parameters = Parameters(
+            request,
+            once=("after", "until", "limit", "part", "live", "pruned"),
+            repeatable=_SELECTING,
+        )
+        live = parameters.get("live")
+        if live not in (None, "long-poll", "sse"):
+            raise bad("live_invalid", "live is long-poll or sse")
+        query = self._query(parameters, _resumed(request) if live == "sse" else None)
+        form = _form(request)
+        if live is None:
+            return await self._once(query, form)
+        if len(self.waiters.readers) >= self._limits.waiters_max:
+            return refused(
+                503,
+                "too_many_waiters",
+                "Too many live readers",
+                f"at most {self._limits.waiters_max} wait at once (waiters_max)",
+                (b"Retry-After", b"1"),
+            )
+        if live == "long-poll":
+            return await self._long_poll(query, form)
+        if form.content_type != NDJSON:
+            raise _not_acceptable(
+                "events carry JSON lines: Arrow is for catching up and long-polls"
+            )
+        return await self._events(query, form)
+
+    def _query(self, parameters: Parameters, resumed: int | None) -> LogQuery:
+        after = resumed if resumed is not None else _after(parameters)
+        until = parameters.integer(
+            "until", "until_invalid", least=0, most=POSITION_MAX, default=None
+        )
+        if after is not None and until is not None and until < after:
+            raise bad("range_invalid", "until is not below after")
+        limit = parameters.integer(
+            "limit",
+            "limit_invalid",
+            least=1,
+            most=self._limits.log_rows_max,
+            default=min(self._limits.log_rows_default, self._limits.log_rows_max),
+        )
+        pruned = parameters.get("pruned")
+        if pruned not in (None, "fail", "skip"):
+            raise bad("pruned_invalid", "pruned is fail or skip")
+        assert limit is not None
+        return LogQuery(
+            self._selection(parameters),
+            after,
+            until,
+            messages_max=limit,
+            bytes_max=self._limits.log_bytes_max,
+            skip_pruned=pruned == "skip",
+        )
+
+    def _selection(self, parameters: Parameters) -> Selection:
+        paths = parameters.paths("stream", self._limits)
+        if len(paths) > self._limits.log_streams_max:
+            raise bad(
+                "streams_too_many",
+                f"name at most {self._limits.log_streams_max} streams (log_streams_max), or match",
+            )
+        part: Part | None = None
+        text = parameters.get("part")
+        if text is not None:
+            part = parse_part(text, parts_max=self._limits.log_parts_max)
+            if part is None:
+                raise bad(
+                    "part_invalid",
+                    f"part is i/n with 0 <= i < n <= {self._limits.log_parts_max}",
+                )
+        return Selection(paths, parameters.globs("match", self._limits), part)
+
+    async def _once(self, query: LogQuery, form: _Form) -> Response:
+        found = await self._store.read(query, form.render)
+        if isinstance(found, Pruned | BeyondHead):
+            return _refusal(found)
+        chunk, body = found
+        return Response(200, _headers(chunk, form.content_type), body or form.empty)
+
+    async def _long_poll(self, query: LogQuery, form: _Form) -> Response:
+        deadline_ms = self._clock.monotonic_ms() + self._settings.long_poll_ms
+        with Waiting(self.waiters, query.selection) as waiting:
+            while True:
+                waiting.look()
+                found = await self._store.read(query, form.render)
+                if isinstance(found, Pruned | BeyondHead):
+                    return _refusal(found)
+                chunk, body = found
+                headers = _headers(chunk, form.content_type)
+                if body is not None:
+                    return Response(200, headers, body)
+                query = query._replace(after=chunk.next)
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if _is_done(query, chunk) or (
+                    chunk.at_head and not await waiting.changed(left_ms / 1000)
+                ):
+                    return Response(204, headers)
+
+    async def _events(self, query: LogQuery, form: _Form) -> Answer:
+        # The first piece is read before the answer begins, while it can still be a refusal.
+        waiting = Waiting(self.waiters, query.selection)
+        found = await self._store.read(query, form.render)
+        if isinstance(found, Pruned | BeyondHead):
+            return _refusal(found)
+        headers: Headers = [
+            (b"Content-Type", b"text/event-stream"),
+            (b"Cache-Control", b"no-cache"),
+            *BROWSER,
+        ]
+        return StreamingResponse(200, headers, self._follow(query, form, found, waiting))
+
+    async def _follow(
+        self,
+        query: LogQuery,
+        form: _Form,
+        found: tuple[LogChunk, bytes | None],
+        waiting: Waiting,
+    ) -> AsyncIterator[bytes]:
+        ends_ms = self._clock.monotonic_ms() + self._settings.sse_ms
+        with waiting:
+            # What was committed since the first piece was read had nobody to tell.
+            waiting.news.set()
+            while True:
+                chunk, body = found
+                yield _event(chunk, body)
+                query = query._replace(after=chunk.next)
+                left_ms = ends_ms - self._clock.monotonic_ms()
+                if _is_done(query, chunk) or left_ms <= 0:
+                    return
+                if chunk.at_head and not await waiting.changed(left_ms / 1000):
+                    return
+                waiting.look()
+                again = await self._store.read(query, form.render)
+                if isinstance(again, Pruned | BeyondHead):
+                    return  # the reader comes back with its last id and is told why
+                found = again
+
+    async def _plan(self, request: Request) -> Answer:
+        parameters = Parameters(
+            request,
+            once=("after", "until", "rows_max", "bytes_max", "part", "parts", "at"),
+            repeatable=_SELECTING,
+        )
+        asked = self._plan_query(parameters)
+        plan = await self._store.plan(asked)
+        if isinstance(plan, BeyondHead):
+            return _refusal(plan)
+        headers = [
+            (b"Content-Type", b"application/json"),
+            (b"Log-Head", b"%d" % plan.head),
+            _NO_STORE,
+            *BROWSER,
+        ]
+        return Response(200, headers, msgspec.json.encode(_plan_document(asked, plan)))
+
+    def _plan_query(self, parameters: Parameters) -> PlanQuery:
+        after = _after(parameters)
+        if after is None:
+            raise bad("after_invalid", "a plan begins at a position, not at now")
+        most = POSITION_MAX
+        until = parameters.integer("until", "until_invalid", least=0, most=most, default=None)
+        if until is not None and until < after:
+            raise bad("range_invalid", "until is not below after")
+        parts = parameters.integer(
+            "parts", "parts_invalid", least=1, most=self._limits.plan_parts_max, default=1
+        )
+        assert parts is not None
+        at = parameters.get("at")
+        at_ms = None if at is None else parse_instant_ms(at)
+        if at is not None and at_ms is None:
+            raise bad("at_invalid", "at is a time: RFC 3339, or milliseconds since 1970")
+        return PlanQuery(
+            self._selection(parameters),
+            after,
+            until,
+            rows_max=parameters.integer(
+                "rows_max", "rows_max_invalid", least=1, most=most, default=None
+            ),
+            bytes_max=parameters.integer(
+                "bytes_max", "bytes_max_invalid", least=1, most=most, default=None
+            ),
+            parts=parts,
+            at_ms=at_ms,
+        )
+
+
+def _after(parameters: Parameters) -> int | None:
+    """The position to read after; None for `now`."""
+    text = parameters.get("after")
+    if text == "now":
+        return None
+    if text is None or text == "-1":
+        return BEFORE_ALL
+    position = parse_position(text)
+    if position is None:
+        raise bad("after_invalid", "after is a position, -1 (from the beginning) or now")
+    return position
+
+
+def _resumed(request: Request) -> int | None:
+    """Where a browser that lost its connection goes on."""
+    value = request.headers.get(b"last-event-id")
+    if value is None or value == b"":
+        return None
+    text = value.decode("latin-1")
+    position = BEFORE_ALL if text == "-1" else parse_position(text)
+    if position is None:
+        raise bad("after_invalid", "Last-Event-ID is the id of an event of this log")
+    return position
+
+
+def _form(request: Request) -> _Form:
+    accepted = {
+        piece.partition(b";")[0].strip().lower()
+        for piece in request.headers.get(b"accept", b"*/*").split(b",")
+    }
+    if arrow.CONTENT_TYPE in accepted:
+        try:
+            arrow.require()
+        except arrow.ArrowMissingError:
+            raise _not_acceptable(
+                "this server has no pyarrow: install fencepost[arrow], or accept JSON lines",
+                "arrow_unavailable",
+            ) from None
+        return _Form(arrow.CONTENT_TYPE, arrow.log_stream, arrow.log_stream(None))
+    if accepted & _LINES_ACCEPTED or any(
+        kind in (b"", b"*/*", b"application/*") for kind in accepted
+    ):
+        return _Form(NDJSON, log_lines, b"")
+    raise _not_acceptable(
+        "the log comes as application/x-ndjson or as application/vnd.apache.arrow.stream"
+    )
+
+
+def _not_acceptable(detail: str, code: str = "not_acceptable") -> RefusedError:
+    return RefusedError(406, code, "Not acceptable", detail)
+
+
+def _is_done(query: LogQuery, chunk: LogChunk) -> bool:
+    """Whether a live reader has all it asked for."""
+    return query.until is not None and chunk.next >= query.until
+
+
+def _headers(chunk: LogChunk, content_type: bytes) -> Headers:
+    headers = [
+        (b"Content-Type", content_type),
+        (b"Log-Head", b"%d" % chunk.head),
+        (b"Log-Next", b"%d" % chunk.next),
+        _NO_STORE,
+        *BROWSER,
+    ]
+    if chunk.at_head:
+        headers.append((b"Log-Up-To-Date", b"true"))
+    if chunk.pruned is not None:
+        headers.append((b"Log-Pruned", b"%d" % chunk.pruned))
+    return headers
+
+
+def _event(chunk: LogChunk, body: bytes | None) -> bytes:
+    """A piece as events: its rows if there are any, then where the reader stands."""
+    events = b""
+    if body is not None:
+        lines = b"\n".join(b"data: " + line for line in body.splitlines())
+        events = b"event: data\nid: %d\n%b\n\n" % (chunk.next, lines)
+    control: dict[str, object] = {"logNext": chunk.next, "logHead": chunk.head}
+    if chunk.at_head:
+        control["upToDate"] = True
+    if chunk.pruned is not None:
+        control["pruned"] = chunk.pruned
+    return b"%bevent: control\nid: %d\ndata: %b\n\n" % (
+        events,
+        chunk.next,
+        msgspec.json.encode(control),
+    )
+
+
+def _refusal(found: Pruned | BeyondHead) -> Response:
+    head = (b"Log-Head", b"%d" % found.head)
+    if isinstance(found, BeyondHead):
+        return refused(
+            400,
+            "after_beyond_head",
+            "Position not reached",
+            f"the log has only come to position {found.head}: this position is not from here",
+            head,
+        )
+    return refused(
+        410,
+        "log_pruned",
+        "Rows are gone",
+        f"rows of this selection up to position {found.last} were removed after the log's"
+        " retention: go on after it, or ask with pruned=skip for what is left",
+        head,
+        (b"Log-Pruned", b"%d" % found.last),
+    )
+
+
+def _plan_document(asked: PlanQuery, plan: Plan) -> dict[str, object]:
+    document: dict[str, object] = {
+        "after": asked.after,
+        "until": plan.end.position,
+        "head": plan.head,
+        "rows": plan.end.weight.rows,
+        "bytes": plan.end.weight.bytes,
+        "splits": [_split_document(split) for split in plan.splits],
+        "pruned": plan.pruned,
+    }
+    if asked.at_ms is not None:
+        document["at"] = {
+            "timestamp_ms": asked.at_ms,
+            "time": _shown(asked.at_ms),
+            "after": plan.at,
+        }
+    return document
+
+
+def _shown(instant_ms: int) -> str | None:
+    try:
+        return rfc3339(instant_ms)
+    except (OverflowError, ValueError):
+        return None  # beyond the calendar
+
+
+def _split_document(split: Split) -> dict[str, int]:
+    return {
+        "after": split.after,
+        "until": split.until,
+        "rows": split.weight.rows,
+        "bytes": split.weight.bytes,
+    }
+
+
+async def _no_method() -> Answer:
+    return refused(
+        405, "method_not_allowed", "Method not allowed", "use GET", (b"Allow", b"GET, HEAD")
+    )

@@ -1,0 +1,123 @@
+"""Which rows of the log a question is about: SQL composed of named pieces, and nothing else.
+
+A selection by path becomes a set of incarnations: all of them when they are few, else those that
+have rows in the stretch being looked at. So a pattern over a million streams costs what the stretch
+costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import apsw
+
+from fencepost.protocol.logs import Part, Selection
+from fencepost.store.sql import load_queries
+from fencepost.store.sqlite.database import Row
+
+QUERIES = load_queries("fencepost.store.sqlite", "logs.sql")
+
+SHORT_RANGE = 16_384
+"""Up to so many positions a look at every row is cheaper than the index by stream."""
+STREAMS_MAX = 64
+"""Streams whose rows are found one by one; for more of them the range is scanned."""
+CANDIDATES_MAX = 2_000
+"""Paths that are compared with a pattern before its streams are looked for in the log instead."""
+WIDTH = 4_096
+"""Positions in a bucket of `log_buckets`; part of the format on disk."""
+
+
+def run(
+    connection: apsw.Connection, query: str, source: Source | None = None, **values: object
+) -> list[Row]:
+    """All rows of a named query, over `source` where the query says so."""
+    text = QUERIES[query]
+    if source is not None:
+        text = text.replace("/*rows*/", QUERIES[source.name])
+        values = source.values | values
+    return connection.execute(text, values).fetchall()
+
+
+def head_of(connection: apsw.Connection) -> int:
+    """The newest position in this connection's view."""
+    [(head,)] = run(connection, "head")
+    assert isinstance(head, int)
+    return head
+
+
+class Source(NamedTuple):
+    """Which rows to look at: a named piece of SQL and its values."""
+
+    name: str
+    values: dict[str, object]
+
+    def between(self, low: int, high: int) -> Source:
+        """The same within a narrower range; rows known by their positions stay as they are."""
+        return Source(self.name, self.values | {"low": low, "high": high})
+
+
+def in_range(low: int, high: int, part: Part | None, ids: Iterable[int] | None = None) -> Source:
+    """The rows that start in a range: of these streams, of this part, or all."""
+    values: dict[str, object] = {"low": low, "high": high}
+    if ids is not None:
+        return Source("source_streams", values | {"streams": json.dumps(list(ids))})
+    if part is not None:
+        return Source("source_part", values | {"parts": part.shares, "part": part.share})
+    return Source("source_scan", values)
+
+
+def row_start(connection: apsw.Connection, position: int) -> int:
+    """Where to begin so that an append that a position lies inside is not missed."""
+    found = run(connection, "row_over", position=position)
+    if found:
+        [(start,)] = found
+        [(start, count, _, _)] = run(connection, "one_row", position=start)
+        if start + count > position:
+            return int(start)
+    return position
+
+
+def resolve(connection: apsw.Connection, selection: Selection, ids_max: int) -> list[int] | None:
+    """The selected incarnations when they are few and easily found, else None."""
+    ids: set[int] = set()
+    for first, last in selection.path_ranges():
+        for query in ("live_ids", "deleted_ids"):
+            found = run(connection, query, first=first, last=last, limit=CANDIDATES_MAX)
+            if len(found) == CANDIDATES_MAX:
+                return None
+            ids.update(stream for stream, path in found if selection.takes(stream, path))
+    return sorted(ids) if len(ids) <= ids_max else None
+
+
+def ids_between(
+    connection: apsw.Connection, selection: Selection, low: int, high: int
+) -> list[int]:
+    """The selected incarnations that have rows in a range."""
+    found = run(connection, "distinct_streams", in_range(low, high, selection.part))
+    return [stream for stream, path in found if selection.takes(stream, path)]
+
+
+def first_place(connection: apsw.Connection, stream: int, position: int) -> int | None:
+    """The byte offset of a stream's first row at or after a position; None when there is none.
+
+    Offsets and positions of one stream grow together, so the place is found by halving.
+    """
+    last = run(connection, "row_up_to_place", stream=stream, place=2**62)
+    if not last or last[0][1] < position:
+        return None
+    low, high = 0, int(last[0][0])
+    while low < high:
+        middle = (low + high) // 2
+        [(place, at)] = run(connection, "row_from_place", stream=stream, place=middle)
+        if at >= position:
+            high = middle
+        else:
+            low = place + 1
+    return low
+
+
+def bucket_of(position: int) -> int:
+    """The bucket that a row starting at a position counts in."""
+    return position // WIDTH

@@ -1,0 +1,314 @@
+"""Reading the global log in SQLite, in two steps within one snapshot.
+
+First the sizes of the rows from the asked position on decide how many fit; then the columns of just
+those are gathered, each by one aggregate, inside SQLite and without the interpreter's lock. Which
+rows are looked at depends on the selection: all of a range, those of a part, those of some streams
+in a range, or, for a few streams in a long log, only the ones that the index by stream names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+import msgspec
+
+from fencepost.protocol.limits import Limits
+from fencepost.protocol.logs import ROW_BYTES, LogRow, Selection, fitting, fitting_in_row
+from fencepost.store.log_contract import (
+    BeyondHead,
+    Integers,
+    LogChunk,
+    LogQuery,
+    LogRows,
+    Named,
+    Plan,
+    PlanQuery,
+    Pruned,
+)
+from fencepost.store.sqlite import plans, purges
+from fencepost.store.sqlite.log_sources import (
+    QUERIES,
+    SHORT_RANGE,
+    STREAMS_MAX,
+    Source,
+    first_place,
+    head_of,
+    ids_between,
+    in_range,
+    resolve,
+    row_start,
+    run,
+)
+from fencepost.store.sqlite.reading import Readers
+
+T = TypeVar("T")
+
+BLOCK_POSITIONS = 8_192
+"""Positions whose sizes are fetched at once."""
+SEARCH_POSITIONS = 65_536
+"""Positions that are searched at once for the streams of a pattern."""
+_INTEGERS = msgspec.json.Decoder(list[int])
+_TEXTS_OR_NOT = msgspec.json.Decoder(list[str | None])
+
+
+class SqliteLogs:
+    """The log of one embedded store."""
+
+    def __init__(self, readers: Readers, limits: Limits) -> None:
+        self._readers = readers
+        self._limits = limits
+
+    async def head(self) -> int:
+        return await self._readers.run(head_of)
+
+    async def read(
+        self, query: LogQuery, render: Callable[[LogRows], T]
+    ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
+        return await self._readers.run(partial(self._read, query=query, render=render))
+
+    def _read(
+        self, connection: apsw.Connection, query: LogQuery, render: Callable[[LogRows], T]
+    ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
+        with connection:  # one snapshot for the head and the rows; over before anything is rendered
+            chunk = read_log(connection, query, self._limits)
+        if not isinstance(chunk, LogChunk):
+            return chunk
+        return chunk, None if chunk.rows is None else render(chunk.rows)
+
+    async def plan(self, query: PlanQuery) -> Plan | BeyondHead:
+        return await plans.make(self._readers, query)
+
+
+class _Span(NamedTuple):
+    """Rows to look at, and how far up they answer for every position."""
+
+    source: Source
+    low: int
+    high: int
+
+
+def read_log(
+    connection: apsw.Connection, query: LogQuery, limits: Limits
+) -> LogChunk | Pruned | BeyondHead:
+    """What a reader gets. Call it inside a transaction."""
+    head = head_of(connection)
+    after = head if query.after is None else query.after
+    if after > head:
+        return BeyondHead(head)
+    until = head if query.until is None else min(query.until, head)
+    low = after + 1
+    rows, at = None, max(after, until)
+    if low <= until:
+        span = _choose(connection, query, low, until, limits)
+        rows, at = _rows_of(connection, span, query, low)
+    pruned = purges.last_purged(connection, query.selection, low, at)
+    if pruned is not None and not query.skip_pruned:
+        return Pruned(pruned, head)
+    return LogChunk(rows, after, at, until, head, pruned)
+
+
+def _choose(
+    connection: apsw.Connection, query: LogQuery, low: int, until: int, limits: Limits
+) -> _Span:
+    selection = query.selection
+    first = row_start(connection, low)
+    high = min(until, low + limits.log_scan_max - 1)
+    if not selection.by_path:
+        return _Span(in_range(first, high, selection.part), first, high)
+    if until - low >= SHORT_RANGE:
+        ids = resolve(connection, selection, STREAMS_MAX)
+        if ids is not None:
+            return _by_index(connection, ids, first, until, query.messages_max)
+    return _search(connection, selection, first, high)
+
+
+def _search(connection: apsw.Connection, selection: Selection, low: int, high: int) -> _Span:
+    """The next stretch in which selected streams have rows."""
+    at = low
+    while True:
+        stop = min(at + SEARCH_POSITIONS - 1, high)
+        ids = ids_between(connection, selection, at, stop)
+        if ids or stop == high:
+            return _Span(in_range(at, stop, None, ids), at, stop)
+        at = stop + 1
+
+
+def _by_index(
+    connection: apsw.Connection, ids: Sequence[int], low: int, until: int, rows_max: int
+) -> _Span:
+    positions: list[int] = []
+    high = until
+    for stream in ids:
+        positions += _of_stream(connection, stream, low, high, rows_max + 1)
+        positions.sort()
+        if len(positions) > rows_max:
+            # What is beyond the bound is not asked for: nor need the other streams give it.
+            high = positions[rows_max] - 1
+            del positions[rows_max:]
+    return _Span(Source("source_positions", {"positions": json.dumps(positions)}), low, high)
+
+
+def _of_stream(
+    connection: apsw.Connection, stream: int, low: int, high: int, limit: int
+) -> Iterator[int]:
+    """The positions of a stream's rows in a range, messages first, then markers."""
+    place = first_place(connection, stream, low)
+    if place is not None:
+        cursor = connection.execute(
+            QUERIES["positions_of_stream"], {"stream": stream, "place": place, "limit": limit}
+        )
+        for (position,) in cursor:
+            if position > high:
+                break
+            yield position
+        cursor.close()
+    for (position,) in run(
+        connection, "markers_of_stream", stream=stream, low=low, high=high, limit=limit
+    ):
+        yield position
+
+
+class _Measured:
+    """The rows looked at so far, as far as it takes to say how many fit."""
+
+    def __init__(self) -> None:
+        self.positions: Sequence[int] = ()
+        self.sizes: list[int] = []
+        self.counts: list[int] | None = None
+        self.kind = 0
+        self.produced = 0
+        self.messages = 0
+        self.cost = 0
+
+    def add(self, connection: apsw.Connection, source: Source) -> None:
+        [(count, first, last, kind, most, produced, sizes)] = run(connection, "sizes", source)
+        if not count:
+            return
+        before = len(self.sizes)
+        more_sizes = _INTEGERS.decode(sizes)
+        self.sizes += more_sizes
+        self.kind = max(self.kind, kind)
+        self.produced += produced
+        if most == 1 and last - first + 1 == count:
+            more: Sequence[int] = range(first, last + 1)
+        else:
+            more = _INTEGERS.decode(run(connection, "positions", source)[0][0])
+        self.positions = _joined(self.positions, more)
+        if most > 1 and self.counts is None:
+            self.counts = [1] * before
+        if self.counts is not None:
+            counts = _INTEGERS.decode(run(connection, "counts", source)[0][0])
+            self.counts += counts
+            count = sum(counts)
+        self.messages += count
+        self.cost += sum(more_sizes) + ROW_BYTES * count
+
+
+def _joined(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:
+    """Two runs of positions as one; a range stays a range where it can."""
+    if not left:
+        return right
+    if isinstance(left, range) and isinstance(right, range) and left.stop == right.start:
+        return range(left.start, right.stop)
+    return [*left, *right]
+
+
+def _rows_of(
+    connection: apsw.Connection, span: _Span, query: LogQuery, low: int
+) -> tuple[LogRows | None, int]:
+    """The rows of a span that fit into an answer, and the last position that it then covers."""
+    measured = _Measured()
+    at = span.low
+    while at <= span.high:
+        stop = span.high
+        if span.source.name != "source_positions":
+            stop = min(at + BLOCK_POSITIONS - 1, span.high)
+        measured.add(connection, span.source.between(at, stop))
+        at = stop + 1
+        if measured.messages > query.messages_max or measured.cost > query.bytes_max:
+            return _cut_rows(connection, span.source, measured, query, low)
+    if not measured.sizes:
+        return None, span.high
+    return _gather(connection, span.source, measured, low, span.high), span.high
+
+
+def _cut_rows(
+    connection: apsw.Connection,
+    source: Source,
+    measured: _Measured,
+    query: LogQuery,
+    low: int,
+) -> tuple[LogRows, int]:
+    rows = fitting(
+        measured.counts,
+        measured.sizes,
+        messages_max=query.messages_max,
+        bytes_max=query.bytes_max,
+    )
+    if rows:
+        last = measured.positions[rows] - 1
+    else:
+        # The first append alone is too much: part of it is an answer too.
+        rows = 1
+        [row] = run(connection, "one_row", position=measured.positions[0])
+        taken, _ = fitting_in_row(
+            LogRow(*row), low, messages_max=query.messages_max, bytes_max=query.bytes_max
+        )
+        last = max(low, measured.positions[0]) + taken - 1
+    measured.positions = measured.positions[:rows]
+    del measured.sizes[rows:]
+    if measured.counts is not None:
+        del measured.counts[rows:]
+    return _gather(connection, source, measured, low, last), last
+
+
+def _gather(
+    connection: apsw.Connection, source: Source, measured: _Measured, low: int, last: int
+) -> LogRows:
+    """The columns of the measured rows; messages below `low` or above `last` are marked off."""
+    positions, counts = measured.positions, measured.counts
+    if source.name == "source_positions":
+        source = Source(source.name, {"positions": json.dumps(list(positions))})
+    else:
+        source = source.between(positions[0], positions[-1])
+    streams, starts, versions, times_ms = map(Integers, run(connection, "columns", source)[0])
+    producers = epochs = seqs = None
+    if measured.produced:
+        [(ids, epoch, seq)] = run(connection, "producers", source)
+        producers = _TEXTS_OR_NOT.decode(ids)
+        epochs, seqs = Integers(epoch), Integers(seq)
+    joined, batches = b"", None
+    if counts is None:
+        [(joined,)] = run(connection, "joined_data", source)
+    else:
+        batches = run(connection, "batches", source)
+    skip = max(low - positions[0], 0)
+    messages = len(positions) if counts is None else sum(counts)
+    over = positions[-1] + (1 if counts is None else counts[-1]) - 1 - last
+    return LogRows(
+        positions=positions,
+        sizes=measured.sizes,
+        counts=counts,
+        kinds=_INTEGERS.decode(run(connection, "kinds", source)[0][0]) if measured.kind else None,
+        streams=streams,
+        starts=starts,
+        versions=versions,
+        times_ms=times_ms,
+        producers=producers,
+        epochs=epochs,
+        seqs=seqs,
+        joined=joined,
+        batches=batches,
+        names=_names(connection, source),
+        skip=skip,
+        take=messages - skip - max(over, 0),
+    )
+
+
+def _names(connection: apsw.Connection, source: Source) -> dict[int, Named]:
+    found: list[Any] = run(connection, "names", source)
+    return {stream: Named(path, content_type) for stream, path, content_type in found}

@@ -1,0 +1,156 @@
+-- Reading the global log. Columns are gathered inside SQLite, each into one value: a row of the log
+-- becomes a Python object only when somebody formats it. `/*rows*/` stands for one of the sources below.
+
+-- name: source_scan
+-- All rows in a range, in the order of their positions.
+log NOT INDEXED WHERE position BETWEEN :low AND :high
+
+-- name: source_part
+log NOT INDEXED WHERE position BETWEEN :low AND :high AND stream % :parts = :part
+
+-- name: source_streams
+log NOT INDEXED WHERE position BETWEEN :low AND :high
+    AND stream IN (SELECT value FROM json_each(:streams))
+
+-- name: source_positions
+-- Rows that are known by their positions.
+log NOT INDEXED WHERE position IN (SELECT value FROM json_each(:positions))
+
+-- name: head
+SELECT next_position - 1 FROM counters
+
+-- name: row_over
+-- Where the row starts that a position may lie in.
+SELECT position FROM log WHERE position <= :position ORDER BY position DESC LIMIT 1
+
+-- name: one_row
+SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
+FROM log WHERE position = :position
+
+-- name: sizes
+-- What decides how many rows fit, and which columns are worth fetching.
+SELECT count(*), min(position), max(position), max(kind), max(count), count(producer),
+       json_group_array(size)
+FROM /*rows*/
+
+-- name: positions
+SELECT json_group_array(position) FROM /*rows*/
+
+-- name: counts
+SELECT json_group_array(count) FROM /*rows*/
+
+-- name: kinds
+SELECT json_group_array(kind) FROM /*rows*/
+
+-- name: columns
+SELECT json_group_array(stream), json_group_array(start_bytes), json_group_array(version),
+       json_group_array(at_ms)
+FROM /*rows*/
+
+-- name: producers
+SELECT json_group_array(producer), json_group_array(epoch), json_group_array(producer_seq)
+FROM /*rows*/
+
+-- name: joined_data
+-- The payloads of rows of one message each; markers have none.
+SELECT CAST(COALESCE(group_concat(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''),
+                     '') AS BLOB)
+FROM /*rows*/
+
+-- name: batches
+-- The payloads of rows of any number of messages.
+SELECT COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), x'')
+FROM /*rows*/
+
+-- name: distinct_streams
+SELECT s.id, s.path FROM streams s WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
+
+-- name: names
+SELECT id, path, content_type FROM streams WHERE id IN (SELECT stream FROM /*rows*/)
+
+-- name: live_ids
+-- Incarnations whose path lies in a range; two queries, because each has an index of its own.
+SELECT id, path FROM streams WHERE state < 2 AND path >= :first AND (:last IS NULL OR path < :last) LIMIT :limit
+
+-- name: deleted_ids
+SELECT id, path FROM streams WHERE state = 2 AND path >= :first AND (:last IS NULL OR path < :last) LIMIT :limit
+
+-- name: row_from_place
+-- The first row of a stream that starts at a place or after it; answered from the index alone.
+SELECT start_bytes, position FROM log INDEXED BY log_by_stream
+WHERE stream = :stream AND kind = 0 AND start_bytes >= :place ORDER BY start_bytes LIMIT 1
+
+-- name: row_up_to_place
+SELECT start_bytes, position FROM log INDEXED BY log_by_stream
+WHERE stream = :stream AND kind = 0 AND start_bytes <= :place ORDER BY start_bytes DESC LIMIT 1
+
+-- name: positions_of_stream
+SELECT position FROM log INDEXED BY log_by_stream
+WHERE stream = :stream AND kind = 0 AND start_bytes >= :place ORDER BY start_bytes LIMIT :limit
+
+-- name: source_stream
+-- The messages of one stream from a place on, by its index.
+log INDEXED BY log_by_stream
+WHERE stream = :stream AND kind = 0 AND start_bytes >= :place AND position <= :high
+
+-- name: source_markers
+log INDEXED BY log_markers
+WHERE stream = :stream AND kind <> 0 AND position BETWEEN :low AND :high
+
+-- name: messages_of_streams
+SELECT COALESCE(sum(tail_messages - first_messages), 0) FROM streams
+WHERE id IN (SELECT value FROM json_each(:streams))
+
+-- name: markers_of_stream
+SELECT position FROM log INDEXED BY log_markers
+WHERE stream = :stream AND kind <> 0 AND position BETWEEN :low AND :high ORDER BY position LIMIT :limit
+
+-- name: first_row_from
+SELECT position, at_ms FROM log WHERE position >= :position ORDER BY position LIMIT 1
+
+-- name: bucket_sums
+SELECT position / :width, sum(count), sum(size) FROM /*rows*/ GROUP BY 1 ORDER BY 1
+
+-- name: weighed_messages
+SELECT max(count), json_group_array(position), json_group_array(size) FROM /*rows*/
+
+-- name: weighed_rows
+SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
+FROM /*rows*/ ORDER BY position
+
+-- name: buckets
+SELECT bucket, rows, bytes FROM log_buckets WHERE bucket BETWEEN :first AND :last ORDER BY bucket
+
+-- name: last_bucket
+SELECT COALESCE(max(bucket), -1) FROM log_buckets
+
+-- name: save_bucket
+INSERT INTO log_buckets (bucket, rows, bytes) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: reduce_bucket
+UPDATE log_buckets SET rows = rows - ?, bytes = bytes - ? WHERE bucket = ?
+
+-- name: purgeable_messages
+SELECT position, count, size, chunk FROM log WHERE stream = ? AND kind = 0 ORDER BY start_bytes LIMIT ?
+
+-- name: purgeable_markers
+SELECT position, count, size, chunk FROM log WHERE stream = ? AND kind <> 0 ORDER BY position LIMIT ?
+
+-- name: purge_row
+DELETE FROM log WHERE position = ?
+
+-- name: purge_chunk
+DELETE FROM chunks WHERE id = ?
+
+-- name: save_purge
+INSERT INTO purges (stream, path, first, last, runs)
+SELECT id, path, ?2, ?3, ?4 FROM streams WHERE id = ?1
+
+-- name: purges_between
+SELECT stream, path, first, last, runs FROM purges
+WHERE last >= :low AND first <= :high ORDER BY last DESC
+
+-- name: purges_of_paths
+SELECT stream, path, first, last, runs FROM purges
+WHERE path >= :first AND (:last IS NULL OR path < :last) AND last >= :low AND +first <= :high
