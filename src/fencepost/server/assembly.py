@@ -1,0 +1,103 @@
+"""Everything behind a front end, put together: the store, the handlers, the background work.
+
+`fencepost serve` puts its own front end before it (`running.py`), another program mounts it as an
+ASGI application (`embedding.py`). It opens from the bottom up and closes from the top down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from fencepost.clock import Clock, SystemClock
+from fencepost.server.handlers.lists import Lists
+from fencepost.server.handlers.logs import Logs
+from fencepost.server.handlers.openapi import OpenApi
+from fencepost.server.handlers.operations import Operations
+from fencepost.server.metrics import Metrics
+from fencepost.server.routes import Application
+from fencepost.server.settings import ServerSettings
+from fencepost.server.subscriptions.opening import open_subscriptions
+from fencepost.store.sqlite.lists import SqliteLists
+from fencepost.store.sqlite.logs import SqliteLogs
+from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
+from fencepost.store.sqlite.upkeep import Upkeep
+
+log = logging.getLogger(__name__)
+
+
+class Assembly:
+    """A server without a front end. Make it with `open`, on the loop that it will run on."""
+
+    def __init__(self, settings: ServerSettings, store: SqliteStore, clock: Clock) -> None:
+        self.settings = settings
+        self.store = store
+        self.clock = clock
+        self.metrics = Metrics(store)
+        self.app: Application
+        self._background: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(
+        cls,
+        settings: ServerSettings,
+        store_settings: SqliteSettings,
+        *,
+        on_loopback: bool,
+        clock: Clock | None = None,
+    ) -> Assembly:
+        """Open the data folder and start the background work."""
+        clock = clock or SystemClock()
+        assembly = cls(settings, SqliteStore(store_settings, clock), clock)
+        try:
+            await assembly._assemble(on_loopback=on_loopback)
+        except BaseException:
+            await assembly.store.close()
+            raise
+        return assembly
+
+    async def _assemble(self, *, on_loopback: bool) -> None:
+        settings, store, clock = self.settings, self.store, self.clock
+        self._engine, reserved, self._webhooks = await open_subscriptions(
+            SqliteSubscriptions(store),
+            clock,
+            settings.subscriptions,
+            settings.limits,
+            on_loopback=on_loopback,
+        )
+        self._logs = Logs(SqliteLogs(store.readers, settings.limits), store.listen, clock, settings)
+        handlers = (
+            Operations(store, self.metrics).handle,
+            OpenApi().handle,
+            reserved.handle,
+            self._logs.handle,
+            Lists(SqliteLists(store.readers), settings).handle,
+        )
+        self.app = Application(store, clock, settings, extras=handlers)
+        self.metrics.watch(self.app.tails)
+        self.metrics.watch_subscriptions(self._engine)
+        upkeep = Upkeep(store, clock)
+        for work in (upkeep.run(), upkeep.fold(), self._engine.run()):
+            self._background.append(asyncio.create_task(work))
+
+    async def drain(self) -> None:
+        """Tell everyone who waits to come back, and finish the deliveries under way."""
+        self.app.stop_waiting()
+        self._logs.stop_waiting()
+        await self._engine.drain(self.settings.drain_ms / 1000)
+
+    async def close(self) -> None:
+        """Commit what was decided and let go of the folder. Raises when the disk had failed."""
+        for task in self._background:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._webhooks.close()
+        await self.app.close()
+        failure = self.store.failure
+        await self.store.close()
+        if failure.done() and not failure.cancelled():
+            failure.result()
