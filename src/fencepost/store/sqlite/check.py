@@ -12,6 +12,7 @@ by the number of streams, not by their messages: what has to be sorted is sorted
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,13 +23,15 @@ import apsw
 
 from fencepost.protocol.batches import message_lengths
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
 from fencepost.store.sql import load_migrations, load_queries
 from fencepost.store.sqlite.check_producers import ProducerCheck
 from fencepost.store.sqlite.check_report import Progress, Report, StreamState, ignore
 from fencepost.store.sqlite.check_rows import RowCheck, json_wrong, lengths_wrong
 from fencepost.store.sqlite.database import BUSY_MS_MAX, FILE, Row
-from fencepost.store.sqlite.records import DELETED, LIVE
+from fencepost.store.sqlite.purges import unpack_runs
+from fencepost.store.sqlite.records import DELETED, LIVE, TRUNCATED
 
 QUERIES = load_queries("fencepost.store.sqlite", "check.sql")
 INTEGRITY_FINDINGS_MAX = 100
@@ -135,6 +138,8 @@ class _Checker:
         walk = RowCheck(self._report, self._streams, self._purged, self._progress)
         walk.run(self._rows("log"), total)
         self._check_counters(walk)
+        self._check_purges()
+        self._check_retention()
         self._check_forks()
         self._progress("producers", 0, 1)
         forgotten_ms: int | None = None
@@ -214,6 +219,48 @@ class _Checker:
             self._report.add(
                 "counter_behind", "last_ms", f"{last_ms}, the log's last row is of {walk.last_ms}"
             )
+
+    # What is gone on purpose
+
+    def _check_purges(self) -> None:
+        if "purges" not in self._tables:
+            return
+        for record, stream, first, last, packed in self._rows("purge_records"):
+            where = f"purge {record} of stream {stream}"
+            try:
+                runs = list(unpack_runs(packed))
+            except (ValueError, zlib.error) as error:
+                self._report.add("purge_record_wrong", where, f"it cannot be read: {error}")
+                continue
+            ends = [position + count for position, count in runs]
+            if not runs or (runs[0][0], ends[-1] - 1) != (first, last):
+                self._report.add(
+                    "purge_record_wrong", where, f"not the positions {first} to {last}"
+                )
+            for (position, _), end in zip(runs, ends, strict=True):
+                for (found,) in self._connection.execute(
+                    QUERIES["rows_in_run"], (position, end, stream)
+                ):
+                    self._report.add(
+                        "purge_record_wrong", where, f"the row at {found} is said to be gone"
+                    )
+
+    def _check_retention(self) -> None:
+        if "truncations" not in self._tables:
+            return
+        for position, stream, kind, marked in self._rows("truncations"):
+            if kind != TRUNCATED or marked != stream:
+                self._report.add(
+                    "truncation_wrong", f"stream {stream}", f"no marker at position {position}"
+                )
+        for stream, path, text in self._rows("retentions"):
+            try:
+                bounds = Retention(*json.loads(text))
+                is_right = all(bound is None or bound > 0 for bound in bounds)
+            except (ValueError, TypeError):
+                is_right = False
+            if not is_right:
+                self._report.add("retention_wrong", f"stream {stream} ({path})", text)
 
     # Forks
 

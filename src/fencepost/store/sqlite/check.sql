@@ -16,6 +16,20 @@ FROM streams ORDER BY id
 -- The last position of each stream whose rows are gone on purpose.
 SELECT stream, max(last) FROM purges GROUP BY stream
 
+-- name: purge_records
+SELECT id, stream, first, last, runs FROM purges ORDER BY id
+
+-- name: rows_in_run
+SELECT position FROM log WHERE position >= ? AND position < ? AND stream = ? LIMIT 1
+
+-- name: truncations
+-- What waits to be purged, with its marker and its stream.
+SELECT t.position, t.stream, l.kind, l.stream
+FROM truncations t LEFT JOIN log l ON l.position = t.position
+
+-- name: retentions
+SELECT id, path, retention FROM streams WHERE retention IS NOT NULL
+
 -- name: forgetting
 SELECT shortest_ms FROM forgetting
 

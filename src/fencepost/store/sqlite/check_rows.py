@@ -10,7 +10,15 @@ import msgspec
 from fencepost.protocol.offsets import Offset
 from fencepost.store.sqlite.check_report import Progress, Report, StreamState
 from fencepost.store.sqlite.database import Row
-from fencepost.store.sqlite.records import CLOSED, EXPIRED, LIVE, MESSAGES, REMOVED, TRUNCATED
+from fencepost.store.sqlite.records import (
+    CLOSED,
+    DELETED,
+    EXPIRED,
+    LIVE,
+    MESSAGES,
+    REMOVED,
+    TRUNCATED,
+)
 
 ROWS_PER_TELL = 4_096
 
@@ -88,17 +96,13 @@ class RowCheck:
     # Messages
 
     def _messages(self, where: str, stream: StreamState, row: Row) -> None:
-        position, _, _, start_bytes, version, count, size, *_ = row
+        _, _, _, start_bytes, version, count, size, *_ = row
         where = f"{where}, {stream.name}"
         if start_bytes is None or version is None:
             self._report.add("place_missing", where, "messages without a place in their stream")
             return
         start = Offset(version, start_bytes)
         self._place(where, stream, start)
-        if position <= stream.purged:
-            self._report.add(
-                "purge_record_wrong", where, f"rows up to {stream.purged} are said to be gone"
-            )
         if stream.closed_at is not None:
             self._report.add("message_after_close", where, f"closed at {stream.closed_at}")
         if stream.ended_at is not None:
@@ -201,16 +205,18 @@ class RowCheck:
             add("first_wrong", stream.name, f"{stream.first}, truncated to {stream.truncated_to}")
         elif stream.truncated_to is None and stream.forked_from is None and stream.first.bytes > 0:
             add("first_wrong", stream.name, f"{stream.first}, and it never was truncated")
-        if stream.closed and stream.closed_at is None:
-            add("close_marker_missing", stream.name, "closed, but the log does not say so")
         if stream.closed_at is not None and not stream.closed:
             add("closed_wrong", stream.name, f"open, but closed at position {stream.closed_at}")
         if stream.state == LIVE and stream.ended_at is not None:
             add("state_wrong", stream.name, f"live, but deleted at position {stream.ended_at}")
-        if stream.state != LIVE and stream.ended_at is None:
-            add("delete_marker_missing", stream.name, "deleted, but the log does not say so")
         if stream.state == LIVE:
             self._own_rows(stream)
+        if stream.state == DELETED and stream.purged >= 0:
+            return  # its markers may be gone already, and it follows them
+        if stream.closed and stream.closed_at is None:
+            add("close_marker_missing", stream.name, "closed, but the log does not say so")
+        if stream.state != LIVE and stream.ended_at is None:
+            add("delete_marker_missing", stream.name, "deleted, but the log does not say so")
 
     def _own_rows(self, stream: StreamState) -> None:
         """What a reader may still ask for lies in its own rows from the first place kept on."""

@@ -16,7 +16,9 @@ import apsw
 
 from fencepost.clock import Clock
 from fencepost.protocol.commits import Part
+from fencepost.store.sqlite import plans
 from fencepost.store.sqlite.database import PAGE_BYTES, fetch
+from fencepost.store.sqlite.retention import Keeper, inherited_from
 from fencepost.store.sqlite.store import SqliteStore
 
 log = logging.getLogger(__name__)
@@ -35,13 +37,31 @@ class Upkeep:
         self._store = store
         self._clock = clock
         self._settings = store.settings
+        self._restart_bytes = store.settings.wal_bytes_max
+        self._keeper = Keeper(store, clock)
+
+    @property
+    def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
+        """What is done in turn, each a bounded piece."""
+        keeper = self._keeper
+        return (
+            self.expire,
+            self.purge,
+            keeper.retain,
+            keeper.purge,
+            keeper.forget_producers,
+            keeper.vacuum,
+            self.tally,
+            self.sweep_keys,
+            self.sweep_parts,
+        )
 
     async def run(self) -> None:
         """Do the jobs until cancelled; one that fails is logged and tried again."""
         interval_s = self._settings.sweep_interval_ms / 1000
         while True:
             await asyncio.sleep(interval_s)
-            for job in (self.expire, self.purge, self.sweep_keys, self.sweep_parts):
+            for job in self.jobs:
                 await self._attempt(job)
 
     async def fold(self) -> None:
@@ -76,10 +96,26 @@ class Upkeep:
             return 0
         [(stream_id,)] = rows
         purged = 0
+        for source_id in await self._store.readers.run(partial(inherited_from, stream_id)):
+            # What the stream inherited may have been kept for it alone.
+            purged += await self._keeper.purge_beginning(source_id, before_ms)
         while count := await self._store.purge_rows(stream_id, ROWS_PER_PURGE_MAX):
             purged += count
         await self._store.purge_stream(stream_id, pages_max=PAGES_PER_VACUUM_MAX)
         return purged
+
+    async def tally(self) -> int:
+        """Write down what the full buckets of the log weigh.
+
+        A purge corrects what is written down, and the two take turns here: so no weight is written
+        that was taken before a purge.
+        """
+        weighed = await self._store.readers.run(plans.untallied)
+        if weighed:
+            statements = self._store.commits.group.statements
+            statements += [(plans.SAVE_BUCKET, values) for values in weighed]
+            await self._store.durable()
+        return len(weighed)
 
     async def sweep_keys(self) -> int:
         """Forget Idempotency-Keys whose time is over."""
@@ -103,8 +139,16 @@ class Upkeep:
         and the log starts again from its beginning.
         """
         await self._store.readers.run(_fold_beside)
-        if self._store.wal_pages * PAGE_BYTES >= self._settings.wal_bytes_max:
-            await self._store.restart_log()
+        size = self._store.wal_pages * PAGE_BYTES
+        if size < self._restart_bytes:
+            return
+        restarted = await self._store.restart_log()
+        # While a backup reads from it the log can only grow; now and then is often enough to try.
+        self._restart_bytes = (
+            self._settings.wal_bytes_max
+            if restarted
+            else size + max(self._settings.checkpoint_wal_bytes, size // 4)
+        )
 
 
 def _fold_beside(connection: apsw.Connection) -> None:
