@@ -1,0 +1,362 @@
+"""What can go wrong, as one tree: each error is a decision its reader can make.
+
+`FencepostError` is the root. Below it are the network's failures, the server's refusals (one class
+for each problem `code` that a program may want to tell apart) and the producer's own. Facts are
+fields; the first sentence of a docstring says what happened, the rest what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class FencepostError(Exception):
+    """The root: catch it to catch everything this package raises on purpose."""
+
+
+class ClientClosedError(FencepostError):
+    """The client was closed. Connect again."""
+
+
+class ProtocolError(FencepostError):
+    """The other side does not speak HTTP or this protocol. Check the URL."""
+
+
+class ConnectionFailedError(FencepostError):
+    """The server could not be reached, or the connection broke. Retry when it is back.
+
+    `sent` is false when no byte of the request has left: then nothing has happened.
+    """
+
+    def __init__(self, message: str, *, sent: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class RequestTimeoutError(ConnectionFailedError):
+    """The server did not answer in time. Retry, or allow more time."""
+
+
+class OutcomeUnknownError(FencepostError):
+    """A write was sent and its answer lost: it may or may not be stored. Read to find out.
+
+    Raised only when retries were turned off or ran out; `cause` is the last failure.
+    """
+
+    def __init__(self, message: str, *, cause: Exception | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class ResponseError(FencepostError):
+    """The server refused. `code` is stable and made for programs; `detail` for people."""
+
+    def __init__(
+        self,
+        *,
+        status: int,
+        code: str,
+        detail: str,
+        headers: Mapping[str, str],
+        problem: Mapping[str, Any],
+    ) -> None:
+        super().__init__(f"{status} {code}: {detail}")
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.headers = headers
+        self.item: int | None = problem.get("item")
+        """In a commit: which of its appends was refused."""
+        self.uncertain = 0
+        """Attempts before this answer that may have arrived."""
+
+    def _text(self, name: str) -> str | None:
+        return self.headers.get(name)
+
+    def _integer(self, name: str) -> int | None:
+        value = self.headers.get(name)
+        return int(value) if value is not None and value.lstrip("-").isdigit() else None
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds the server asks to wait, if it says so in seconds."""
+        value = self._integer("retry-after")
+        return None if value is None or value < 0 else float(value)
+
+
+class BadRequestError(ResponseError):
+    """The request itself is wrong and nothing has happened. Change it; a retry fails again."""
+
+
+class TooLargeError(BadRequestError):
+    """More than the server takes at once; the detail names the limit. Send less at a time."""
+
+
+class UnauthorizedError(ResponseError):
+    """The server does not know who you are. Give `connect` a token."""
+
+
+class ForbiddenError(ResponseError):
+    """You are known, but may not do this. Ask for a grant."""
+
+
+class NotFoundError(ResponseError):
+    """There is nothing here. Check the path."""
+
+
+class StreamNotFoundError(NotFoundError):
+    """There is no such stream, or it expired. Create it first, or append with auto_create."""
+
+
+class GoneError(ResponseError):
+    """It was here and no longer is."""
+
+
+class StreamDeletedError(GoneError):
+    """The stream was deleted and only its forks remain. Use another path."""
+
+
+class OffsetTruncatedError(GoneError):
+    """The stream begins later now. Read from `first_offset`."""
+
+    @property
+    def first_offset(self) -> str | None:
+        return self._text("stream-first-offset")
+
+
+class LogPrunedError(GoneError):
+    """Rows of this selection left the log after its retention. Go on after `pruned`, or skip."""
+
+    @property
+    def pruned(self) -> int | None:
+        return self._integer("log-pruned")
+
+
+class ConflictError(ResponseError):
+    """The state of the stream does not allow this. Look at it, then decide again."""
+
+
+class StreamExistsError(ConflictError):
+    """A stream with another configuration is at this path. Use it as it is, or another path."""
+
+
+class PathBlockedError(ConflictError):
+    """A deleted stream whose forks still use it holds this path. Use another one."""
+
+
+class ContentTypeMismatchError(ConflictError):
+    """The stream holds another content type. Open it with that one."""
+
+
+class StreamClosedError(ConflictError):
+    """The stream takes no more appends; it ends at `next_offset`. Write to another one."""
+
+    @property
+    def next_offset(self) -> str | None:
+        return self._text("stream-next-offset")
+
+
+class SequenceGapError(ConflictError):
+    """A request of this producer is missing before this one: the server expects `expected`."""
+
+    @property
+    def expected(self) -> int | None:
+        return self._integer("producer-expected-seq")
+
+    @property
+    def received(self) -> int | None:
+        return self._integer("producer-received-seq")
+
+
+class ContentMismatchError(ConflictError):
+    """This sequence number was used for other bytes. Somebody else writes as this producer."""
+
+    @property
+    def offset(self) -> str | None:
+        return self._text("stream-offset")
+
+
+class StreamSeqError(ConflictError):
+    """Stream-Seq did not grow. Another writer was here: read, then decide again."""
+
+
+class KeyReusedError(ConflictError):
+    """The Idempotency-Key was used for another request. Use a new key for new content."""
+
+
+class KeyConflictError(ConflictError):
+    """The key and the producer headers disagree. One of them was used for another request."""
+
+
+class CommitPartialError(ConflictError):
+    """Some appends of the commit were made before and others not; nothing was done now."""
+
+
+class PartError(ConflictError):
+    """A staged part is missing, incomplete, used or other than before; the code says which."""
+
+
+class PreconditionFailedError(ResponseError):
+    """What was assumed does not hold, and nothing has happened. Look again, then decide again."""
+
+
+class TailMovedError(PreconditionFailedError):
+    """Somebody appended first: the tail is `next_offset`. Read up to it, then decide again."""
+
+    @property
+    def next_offset(self) -> str | None:
+        return self._text("stream-next-offset")
+
+    @property
+    def version(self) -> int | None:
+        return self._integer("stream-version")
+
+
+class ProducerMovedError(PreconditionFailedError):
+    """The producer is at `epoch` and `seq`, not where Producer-If said; None: it is unknown."""
+
+    @property
+    def epoch(self) -> int | None:
+        return self._integer("producer-epoch")
+
+    @property
+    def seq(self) -> int | None:
+        return self._integer("producer-seq")
+
+
+class StaleEpochError(ForbiddenError):
+    """A newer session of this producer has begun, in `epoch`. Stop: the other one writes now."""
+
+    @property
+    def epoch(self) -> int | None:
+        return self._integer("producer-epoch")
+
+
+class RateLimitedError(ResponseError):
+    """Too much at once, and retries ran out. Wait `retry_after` seconds."""
+
+
+class UnavailableError(ResponseError):
+    """The server could not do it now, and retries ran out. Retry later."""
+
+
+class StorageFullError(UnavailableError):
+    """The server's disk is full and nothing was stored. Make room, then retry."""
+
+
+class ProducerError(FencepostError):
+    """Something about a producer rather than about one request."""
+
+
+class ProducerClosedError(ProducerError):
+    """The producer was closed. Open another one."""
+
+
+class ProducerFailedError(ProducerError):
+    """The producer has stopped; `cause` says why, and every unstored message was reported.
+
+    It stores nothing behind a message it could not store. Open another producer to go on.
+    """
+
+    def __init__(self, message: str, *, cause: Exception) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class SequenceUsedError(ProducerError):
+    """The server has another request under `seq` of `epoch`: nothing of this batch was stored.
+
+    A predecessor or a second producer used the number. Open a producer without `epoch` and `seq`:
+    it begins an epoch of its own.
+    """
+
+    def __init__(self, *, epoch: int, seq: int, last_seq: int | None) -> None:
+        last = "" if last_seq is None else f"; the last one it has is {last_seq}"
+        super().__init__(f"the server holds another request as epoch {epoch}, seq {seq}{last}")
+        self.epoch = epoch
+        self.seq = seq
+        self.last_seq = last_seq
+
+
+class EpochContestedError(ProducerError):
+    """Producers with the same id opened one epoch after the other. Give each an id of its own."""
+
+
+_BY_CODE: dict[str, type[ResponseError]] = {
+    "stream_not_found": StreamNotFoundError,
+    "fork_source_not_found": StreamNotFoundError,
+    "stream_deleted": StreamDeletedError,
+    "fork_source_deleted": StreamDeletedError,
+    "offset_truncated": OffsetTruncatedError,
+    "log_pruned": LogPrunedError,
+    "stream_exists": StreamExistsError,
+    "path_blocked": PathBlockedError,
+    "content_type_mismatch": ContentTypeMismatchError,
+    "stream_closed": StreamClosedError,
+    "producer_sequence_gap": SequenceGapError,
+    "producer_content_mismatch": ContentMismatchError,
+    "producer_epoch_stale": StaleEpochError,
+    "stream_seq_regression": StreamSeqError,
+    "idempotency_key_reused": KeyReusedError,
+    "idempotency_key_conflict": KeyConflictError,
+    "commit_partial": CommitPartialError,
+    "commit_too_large": TooLargeError,
+    "chunk_conflict": PartError,
+    "part_missing": PartError,
+    "part_committed": PartError,
+    "part_incomplete": PartError,
+    "part_repeated": PartError,
+    "tail_moved": TailMovedError,
+    "producer_moved": ProducerMovedError,
+    "storage_full": StorageFullError,
+}
+_BY_STATUS: dict[int, type[ResponseError]] = {
+    401: UnauthorizedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: GoneError,
+    412: PreconditionFailedError,
+    413: TooLargeError,
+    414: TooLargeError,
+    431: TooLargeError,
+    408: UnavailableError,
+    425: UnavailableError,
+    429: RateLimitedError,
+}
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ResponseError:
+    """The error that an answer stands for; servers without problem codes are understood too."""
+    problem: dict[str, Any] = {}
+    if "json" in headers.get("content-type", ""):
+        try:
+            decoded = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            decoded = None
+        if isinstance(decoded, dict):
+            problem = decoded
+    code = problem.get("code")
+    if not isinstance(code, str):
+        code = _code_of(status, headers)
+    detail = problem.get("detail")
+    if not isinstance(detail, str):
+        detail = body[:500].decode(errors="replace") or "the server gave no reason"
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if kind is None:
+        kind = UnavailableError if status >= 500 else BadRequestError
+    return kind(status=status, code=code, detail=detail, headers=headers, problem=problem)
+
+
+def _code_of(status: int, headers: Mapping[str, str]) -> str:
+    """What a server of the plain protocol means, from the headers that the protocol gives it."""
+    if status == 403 and "producer-epoch" in headers:
+        return "producer_epoch_stale"
+    if status == 409 and "producer-expected-seq" in headers:
+        return "producer_sequence_gap"
+    if status == 409 and headers.get("stream-closed", "").lower() == "true":
+        return "stream_closed"
+    return {404: "stream_not_found"}.get(status, f"http_{status}")

@@ -1,0 +1,213 @@
+"""HTTP/1.1 as values: requests are rendered to bytes, bytes are parsed to responses.
+
+No sockets here. A `ResponseParser` takes whatever arrived, in pieces of any size, and gives back
+complete responses in order, so that requests may be pipelined; the body of a streaming response
+(SSE) can be taken piece by piece instead.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl as tls
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode, urlsplit
+
+import httptools
+import msgspec
+
+from fencepost.client.errors import FencepostError, ProtocolError
+
+RESPONSE_BYTES_MAX = 1 << 30
+"""The largest body that is held in memory; a server of ours sends about 1 MiB at a time."""
+HEAD_BYTES_MAX = 64 * 1024
+"""All header lines of a response."""
+
+_BAD_VALUE = re.compile(r"[\r\n\x00]")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+PATH_SAFE = "/!$&'()*+,;=:@~"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is: host, port, TLS or not, and the path below which it lives."""
+
+    host: str
+    port: int
+    ssl: tls.SSLContext | None
+    prefix: str
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.ssl else 80) else f"{host}:{self.port}"
+
+
+def parse_url(url: str, ssl: tls.SSLContext | None = None) -> Address:
+    """The address in a URL such as `http://localhost:4437`."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ProtocolError(f"{url!r} is not a URL like http://localhost:4437")
+    if parts.query or parts.fragment or parts.username:
+        raise ProtocolError("the URL has a query, a fragment or a user: use params and token")
+    context = None
+    if parts.scheme == "https":
+        context = ssl or tls.create_default_context()
+    port = parts.port or (443 if context else 80)
+    return Address(parts.hostname, port, context, parts.path.rstrip("/"))
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What to ask: the target is a path below the server's prefix, escaped, with its query."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | bytearray = b""
+    live: bool = False
+    """Whether the server may let it wait for news: then the longer timeout counts."""
+
+
+class Response(msgspec.Struct):
+    """What was answered; names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes = b""
+
+    def is_true(self, name: str) -> bool:
+        return self.headers.get(name, "").lower() == "true"
+
+    def integer(self, name: str) -> int | None:
+        value = self.headers.get(name)
+        return int(value) if value is not None and value.lstrip("-").isdigit() else None
+
+
+def target_of(path: str, query: Iterable[tuple[str, str]] = ()) -> str:
+    """A request target from a path that is not escaped yet and the pairs of a query."""
+    escaped = quote(path, safe=PATH_SAFE)
+    encoded = urlencode(list(query))
+    return f"{escaped}?{encoded}" if encoded else escaped
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse names and values that would not stay on their line."""
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name):
+            raise FencepostError(f"{name!r} cannot be the name of a header")
+        if _BAD_VALUE.search(value):
+            raise FencepostError(f"the value of the header {name} holds a line end")
+
+
+def render_head(address: Address, request: Request, body_bytes: int) -> bytes:
+    """The head of a request; the body follows as it is, so that nothing large is copied."""
+    lines = [
+        f"{request.method} {address.prefix}{request.target} HTTP/1.1",
+        f"Host: {address.authority}",
+    ]
+    for name, value in request.headers:
+        if _BAD_VALUE.search(value):
+            raise FencepostError(f"the value of the header {name} holds a line end")
+        lines.append(f"{name}: {value}")
+    if body_bytes or request.method in ("POST", "PUT"):
+        lines.append(f"Content-Length: {body_bytes}")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode()
+
+
+class ResponseParser:
+    """Turns what arrives on one connection into responses, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[Response] = []
+        """Complete responses that nobody has taken yet."""
+        self.head: Response | None = None
+        """The response that is under way, once its headers are complete."""
+        self.pieces: list[bytes] = []
+        """Body of the response under way, as far as it came."""
+        self.closing = False
+        """Whether the server will close the connection after the last response."""
+        self.without_body = False
+        """Set it for a HEAD: its response ends with its headers, whatever they say."""
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._size = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no response is half way through."""
+        return self.head is None and not self._headers and not self.done
+
+    def feed(self, data: bytes) -> None:
+        """Take what arrived."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if self.done and self.without_body:
+                return
+            raise ProtocolError(f"the server's answer is not HTTP: {error}") from None
+
+    def end(self) -> bool:
+        """The connection ended; says whether a response that has no length ended with it."""
+        head = self.head
+        unbounded = (
+            head is not None
+            and "content-length" not in head.headers
+            and "transfer-encoding" not in head.headers
+        )
+        if unbounded:
+            self._finish()
+        return unbounded
+
+    def take_body(self) -> tuple[bytes, bool]:
+        """Of a streaming response: what came since the last call, and whether that was all."""
+        ended = bool(self.done)
+        body = self.done.pop(0).body if ended else b"".join(self.pieces)
+        self.pieces = []
+        self._size = 0
+        return body, ended
+
+    # What httptools calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value)
+        if self._size > HEAD_BYTES_MAX:
+            raise ProtocolError("the headers of the server's answer have no end")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self.closing = not self._parser.should_keep_alive()
+        self.head = Response(status, self._headers)
+        self._size = 0
+        if self.without_body:
+            self.done.append(self.head)
+            self.head = None
+            self._fresh()
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > RESPONSE_BYTES_MAX:
+            raise ProtocolError("the server's answer is too large to hold")
+        self.pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.head is not None and self.head.status >= 200:
+            self._finish()
+        else:
+            # An interim answer (100 Continue): the real one follows.
+            self.head = None
+            self._headers = {}
+
+    def _finish(self) -> None:
+        assert self.head is not None
+        self.head.body = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        self.done.append(self.head)
+        self.head = None
+        self.pieces = []
+        self._headers = {}
+        self._size = 0

@@ -1,0 +1,377 @@
+"""Every request the client can make, as generators without I/O.
+
+Each function builds a request, has it exchanged (`retry.py` says which failures are repeated) and
+turns the answer into a typed result. What reads more than one answer is in `reading.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from fencepost.client.effects import Operation
+from fencepost.client.errors import FencepostError, ProtocolError, StreamNotFoundError
+from fencepost.client.http import Request, Response, target_of
+from fencepost.client.results import Appended, Committed, Head, Plan, Staged
+from fencepost.client.retry import Kind, exchange
+from fencepost.client.settings import JSON, ClientSettings
+
+T = TypeVar("T")
+
+KEY_BYTES = 16
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def media_type(content_type: str) -> str:
+    """The type without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def is_json(content_type: str) -> bool:
+    return media_type(content_type) == JSON
+
+
+def stream_target(path: str, query: Iterable[tuple[str, str]] = ()) -> str:
+    """The target of a stream's requests."""
+    return target_of("/v1/stream/" + path, query)
+
+
+def encode_message(data: Any, content_type: str) -> bytes:
+    """One message as a body: a JSON value in an array of its own, so that an array stays one."""
+    if is_json(content_type):
+        return b"[%b]" % _ENCODER.encode(data)
+    return encode_bytes(data)
+
+
+def encode_messages(messages: Iterable[Any], content_type: str) -> bytes:
+    """Several messages as one body."""
+    if is_json(content_type):
+        return _ENCODER.encode(list(messages))
+    return b"".join(map(encode_bytes, messages))
+
+
+def encode_bytes(data: Any) -> bytes:
+    """A message of a stream that is not JSON."""
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise FencepostError(
+        f"a stream that is not JSON takes bytes or text, not {type(data).__name__}"
+    )
+
+
+def new_key(settings: ClientSettings) -> str:
+    """A key that nobody else has."""
+    return settings.clock.token(KEY_BYTES).hex()
+
+
+class Producing(msgspec.Struct, frozen=True):
+    """A producer's number for one append."""
+
+    id: str
+    epoch: int
+    seq: int
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that may go with an append beside its data."""
+
+    close: bool = False
+    if_match: str | None = None
+    if_none_match: Literal["*"] | None = None
+    auto_create: bool = False
+    stream_seq: str | None = None
+    key: str | None = None
+    producer: Producing | None = None
+    producer_if: tuple[int, int] | None = None
+    strict: bool = False
+    lease_token: str | None = None
+
+    def headers(self) -> list[tuple[str, str]]:
+        """As they go on the wire."""
+        headers: list[tuple[str, str]] = []
+        if self.close:
+            headers.append(("Stream-Closed", "true"))
+        if self.if_match is not None:
+            quoted = self.if_match if self.if_match == "*" else f'"{self.if_match}"'
+            headers.append(("If-Match", quoted))
+        if self.if_none_match is not None:
+            headers.append(("If-None-Match", self.if_none_match))
+        if self.auto_create:
+            headers.append(("Stream-Auto-Create", "true"))
+        if self.stream_seq is not None:
+            headers.append(("Stream-Seq", self.stream_seq))
+        if self.key is not None:
+            headers.append(("Idempotency-Key", self.key))
+        if self.producer is not None:
+            headers += producer_headers(self.producer)
+        if self.producer_if is not None:
+            headers.append(("Producer-If", "{}.{}".format(*self.producer_if)))
+        if self.strict:
+            headers.append(("Producer-Strict", "true"))
+        if self.lease_token is not None:
+            headers.append(("Lease-Token", self.lease_token))
+        return headers
+
+
+def producer_headers(producer: Producing) -> list[tuple[str, str]]:
+    return [
+        ("Producer-Id", producer.id),
+        ("Producer-Epoch", str(producer.epoch)),
+        ("Producer-Seq", str(producer.seq)),
+    ]
+
+
+def append(
+    settings: ClientSettings,
+    path: str,
+    body: bytes,
+    content_type: str,
+    condition: Condition,
+    *,
+    retry: bool = True,
+) -> Operation[Appended]:
+    """Add a body to a stream, under a key of its own unless it has a key or a number already."""
+    named = condition.key is not None or condition.producer is not None
+    if not named and retry:
+        condition = msgspec.structs.replace(condition, key=new_key(settings))
+    headers = condition.headers()
+    if body or condition.auto_create or condition.if_none_match:
+        headers.insert(0, ("Content-Type", content_type))
+    request = Request("POST", stream_target(path), tuple(headers), body)
+    # Closing alone is the same however often it is done.
+    once = not retry and not named and bool(body)
+    answer = yield from exchange(settings, request, Kind.ONCE if once else Kind.WRITE)
+    return appended(answer.response, condition)
+
+
+def appended(response: Response, condition: Condition) -> Appended:
+    """What the answer to an append says."""
+    by_producer = condition.producer is not None and response.status == 204
+    # A close without data is answered 204 as well, and a duplicate says where the original went.
+    duplicate = response.is_true("idempotency-replayed") or (
+        by_producer and "stream-position" not in response.headers
+    )
+    match = response.headers.get("producer-match")
+    return Appended(
+        next_offset=_required(response, "stream-next-offset"),
+        offset=response.headers.get("stream-offset"),
+        version=response.integer("stream-version"),
+        position=response.integer("stream-position"),
+        closed=response.is_true("stream-closed"),
+        duplicate=duplicate,
+        matches=None if match is None else match == "true",
+        epoch=response.integer("producer-epoch"),
+        seq=response.integer("producer-seq"),
+    )
+
+
+class Creation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stream is made."""
+
+    content_type: str | None = None
+    ttl_seconds: int | None = None
+    expires_at: datetime | str | None = None
+    closed: bool = False
+    fork_of: str | None = None
+    fork_offset: str | None = None
+    fork_sub_offset: int | None = None
+
+    def headers(self, settings: ClientSettings) -> list[tuple[str, str]]:
+        headers: list[tuple[str, str]] = []
+        if self.content_type is not None:
+            headers.append(("Content-Type", self.content_type))
+        if self.ttl_seconds is not None:
+            headers.append(("Stream-TTL", str(self.ttl_seconds)))
+        if self.expires_at is not None:
+            headers.append(("Stream-Expires-At", _instant(self.expires_at)))
+        if self.closed:
+            headers.append(("Stream-Closed", "true"))
+        if self.fork_of is not None:
+            source = settings.address.prefix + stream_target(self.fork_of)
+            headers.append(("Stream-Forked-From", source))
+        if self.fork_offset is not None:
+            headers.append(("Stream-Fork-Offset", self.fork_offset))
+        if self.fork_sub_offset is not None:
+            headers.append(("Stream-Fork-Sub-Offset", str(self.fork_sub_offset)))
+        return headers
+
+
+def _instant(value: datetime | str) -> str:
+    if isinstance(value, str):
+        return value
+    if value.tzinfo is None:
+        raise FencepostError("expires_at needs a time zone: datetime.now(UTC) + ...")
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def create(
+    settings: ClientSettings, path: str, creation: Creation, body: bytes = b""
+) -> Operation[Head]:
+    """Make a stream, or find it as it would have been made."""
+    headers = tuple(creation.headers(settings))
+    answer = yield from exchange(
+        settings, Request("PUT", stream_target(path), headers, body), Kind.WRITE
+    )
+    return _described(answer.response)
+
+
+def head(settings: ClientSettings, path: str) -> Operation[Head]:
+    """Look at a stream."""
+    answer = yield from exchange(settings, Request("HEAD", stream_target(path)), Kind.READ)
+    return _described(answer.response)
+
+
+def _described(response: Response) -> Head:
+    expires_at = response.headers.get("stream-expires-at")
+    return Head(
+        content_type=response.headers.get("content-type", "application/octet-stream"),
+        next_offset=_required(response, "stream-next-offset"),
+        closed=response.is_true("stream-closed"),
+        ttl_seconds=response.integer("stream-ttl"),
+        expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
+        first_offset=response.headers.get("stream-first-offset"),
+    )
+
+
+def delete(settings: ClientSettings, path: str) -> Operation[None]:
+    """Remove a stream; if an attempt may have arrived, finding nothing means it is done."""
+    request = Request("DELETE", stream_target(path))
+    try:
+        yield from exchange(settings, request, Kind.WRITE)
+    except StreamNotFoundError as error:
+        if not error.uncertain:
+            raise
+
+
+def truncate(settings: ClientSettings, path: str, before: str) -> Operation[Head]:
+    """Drop what lies before an offset; the stream's offsets go on as they were."""
+    target = stream_target(path, (("truncate", ""), ("before", before)))
+    answer = yield from exchange(settings, Request("POST", target), Kind.WRITE)
+    return Head(
+        content_type="",
+        next_offset=_required(answer.response, "stream-next-offset"),
+        first_offset=answer.response.headers.get("stream-first-offset"),
+    )
+
+
+class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One append of a commit. Give `messages`, or `parts` that were staged, or only `close`."""
+
+    stream: str
+    messages: list[Any] = []
+    content_type: str = JSON
+    parts: list[tuple[str, str]] = []
+    close: bool = False
+    producer: Producing | None = None
+    producer_if: tuple[int, int] | None = None
+    producer_strict: bool = False
+    stream_seq: str | None = None
+    if_match: str | None = None
+    if_none_match: Literal["*"] | None = None
+    auto_create: bool = False
+    key: str | None = None
+    lease_token: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As it goes on the wire."""
+        document: dict[str, Any] = {"stream": self.stream, "content_type": self.content_type}
+        if self.parts:
+            document["parts"] = [{"txn": txn, "part": part} for txn, part in self.parts]
+        elif self.messages:
+            body = encode_messages(self.messages, self.content_type)
+            if is_json(self.content_type):
+                document["data"] = msgspec.Raw(body)
+            else:
+                document["data_base64"] = base64.b64encode(body).decode()
+        if self.producer is not None:
+            document["producer"] = msgspec.structs.asdict(self.producer)
+        if self.producer_if is not None:
+            document["producer_if"] = "{}.{}".format(*self.producer_if)
+        for name in _PLAIN:
+            value = getattr(self, name)
+            if value:
+                document[name] = value
+        return document
+
+
+_PLAIN = (
+    "close",
+    "producer_strict",
+    "stream_seq",
+    "if_match",
+    "if_none_match",
+    "auto_create",
+    "key",
+    "lease_token",
+)
+
+
+def commit(
+    settings: ClientSettings, appends: Iterable[CommitAppend], key: str | None
+) -> Operation[Committed]:
+    """Several appends, all of them or none."""
+    body = _ENCODER.encode({"appends": [append.document() for append in appends]})
+    headers = (("Content-Type", JSON), ("Idempotency-Key", key or new_key(settings)))
+    answer = yield from exchange(settings, Request("POST", "/v1/commit", headers, body), Kind.WRITE)
+    return _decoded(answer.response, Committed)
+
+
+def stage(
+    settings: ClientSettings, txn: str, part: str, chunk: int, body: bytes, content_type: str
+) -> Operation[Staged]:
+    """Upload a chunk that a commit will make visible."""
+    target = target_of(f"/v1/staging/{txn}/{part}", (("chunk", str(chunk)),))
+    request = Request("POST", target, (("Content-Type", content_type),), body)
+    answer = yield from exchange(settings, request, Kind.WRITE)
+    return _decoded(answer.response, Staged)
+
+
+def plan(settings: ClientSettings, query: Iterable[tuple[str, str]]) -> Operation[Plan]:
+    """Where a bounded read of the log would end."""
+    answer = yield from exchange(
+        settings, Request("GET", target_of("/v1/log/plan", query)), Kind.READ
+    )
+    return _decoded(answer.response, Plan)
+
+
+def log_head(settings: ClientSettings) -> Operation[int]:
+    """The newest position of the log."""
+    answer = yield from exchange(settings, Request("HEAD", "/v1/log"), Kind.READ)
+    position = answer.response.integer("log-head")
+    if position is None:
+        raise ProtocolError("the server did not say where its log ends: it may not have one")
+    return position
+
+
+def query_of(pairs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The pairs of a query string, without those that say nothing; lists repeat their name."""
+    query: list[tuple[str, str]] = []
+    for name, value in pairs.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        query += [(name, _shown(one)) for one in values if one is not None]
+    return query
+
+
+def _shown(value: Any) -> str:
+    return _instant(value) if isinstance(value, datetime) else str(value)
+
+
+def _required(response: Response, name: str) -> str:
+    value = response.headers.get(name)
+    if value is None:
+        raise ProtocolError(f"the server's answer has no {name}: is this a durable-streams server?")
+    return value
+
+
+def _decoded(response: Response, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(response.body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the server's answer is not what it should be: {error}") from None

@@ -1,0 +1,567 @@
+"""The idempotent producer as a state machine: events in, transmissions out, no I/O and no clock.
+
+Messages are put into batches; a batch gets a sequence number when it is first sent and keeps it,
+with its bytes, until it is settled. The machine hands out transmissions in the order of their
+numbers (`next_send`), and is told of every answer in the order of the requests, of lost
+connections and of the time. Two rules carry everything:
+
+- A batch that may have been stored is never given another number. It is sent again as it was, and
+  the server knows it again.
+- Nothing is stored behind a message that could not be stored. A refusal that a retry cannot heal
+  ends the producer; every batch that is not stored is settled with an error and its data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    EpochContestedError,
+    FencepostError,
+    OutcomeUnknownError,
+    ProducerClosedError,
+    ProducerFailedError,
+    SequenceUsedError,
+    error_of,
+)
+from fencepost.client.http import Response
+from fencepost.client.operations import encode_bytes
+from fencepost.client.results import Receipt
+from fencepost.client.retry import REPEATED, retry_after
+from fencepost.client.settings import Retries
+
+BATCH_MESSAGES_MAX = 50_000
+"""Messages in one batch: half of what our server takes."""
+EPOCH_RACES_MAX = 8
+"""How often opening an epoch may be overtaken by another producer before it is an error."""
+SEQ_MAX = 2**53 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """Bounds and timing of a producer."""
+
+    batch_bytes_max: int = 1 << 20
+    linger: float = 0.0
+    """Seconds a batch may wait for more messages."""
+    max_in_flight: int = 5
+    pending_bytes_max: int = 16 << 20
+    """Bytes that may wait to be acknowledged before `append` waits."""
+    delivery_seconds_max: float = 120.0
+    """After this long without an acknowledgement a batch is given up."""
+    answer_seconds_max: float = 30.0
+    """A connection that answers nothing for this long is given up."""
+    retries: Retries = field(default_factory=Retries)
+    renewable: bool = False
+    """Whether a 401 may pass when the headers are asked for again."""
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1 or self.batch_bytes_max < 1 or self.pending_bytes_max < 1:
+            raise ValueError("max_in_flight, batch_bytes_max and pending_bytes_max are at least 1")
+        if self.linger < 0 or self.delivery_seconds_max <= 0:
+            raise ValueError("linger is not negative and delivery_seconds_max greater than 0")
+
+
+class PendingBatch:
+    """Messages that travel together, from the first `append` to their settlement."""
+
+    __slots__ = (
+        "_buffer",
+        "_ends",
+        "_json",
+        "begun",
+        "count",
+        "epoch",
+        "error",
+        "key",
+        "receipt",
+        "renewals",
+        "seq",
+        "transmissions",
+        "weight",
+    )
+
+    def __init__(self, *, json: bool, now: float) -> None:
+        self._json = json
+        self._buffer = bytearray(b"[" if json else b"")
+        self._ends: list[int] = []
+        self.begun = now
+        self.count = 0
+        self.weight = 0
+        self.epoch: int | None = None
+        self.seq: int | None = None
+        self.key: str | None = None
+        self.transmissions = 0
+        self.renewals = 0
+        self.receipt: Receipt | None = None
+        self.error: Exception | None = None
+
+    def add(self, data: Any) -> int:
+        """Put a message in, and say by how many bytes the batch grew."""
+        buffer = self._buffer
+        before = len(buffer)
+        if self._json:
+            try:
+                _ENCODER.encode_into(data, buffer, before)
+            except BaseException:
+                del buffer[before:]
+                raise
+            buffer += b","
+        else:
+            encoded = encode_bytes(data)
+            if not encoded:
+                raise FencepostError("an empty message cannot be stored")
+            buffer += encoded
+            self._ends.append(len(buffer))
+        self.count += 1
+        grown = len(buffer) - before
+        self.weight += grown
+        return grown
+
+    @property
+    def size(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def body(self) -> bytes:
+        """What goes on the wire."""
+        if not self._json:
+            return bytes(self._buffer)
+        return b"".join((memoryview(self._buffer)[:-1], b"]"))
+
+    @property
+    def messages(self) -> list[Any]:
+        """The data as it was appended: JSON values as they will be read, or bytes."""
+        if self._json:
+            decoded: list[Any] = msgspec.json.decode(self.body)
+            return decoded
+        starts = [0, *self._ends]
+        return [
+            bytes(self._buffer[start:end]) for start, end in zip(starts, self._ends, strict=False)
+        ]
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what became of it."""
+        return self.receipt is not None or self.error is not None
+
+    def result(self) -> Receipt:
+        """The receipt of a settled batch; raises its error."""
+        if self.error is not None:
+            raise self.error
+        assert self.receipt is not None, "the batch is not settled yet"
+        return self.receipt
+
+    @property
+    def maybe_stored(self) -> bool:
+        """After an error: whether the server may hold it all the same."""
+        return isinstance(self.error, OutcomeUnknownError)
+
+
+_ENCODER = msgspec.json.Encoder()
+B = TypeVar("B", bound=PendingBatch)
+
+
+class Machine(Generic[B]):
+    """One session of one producer on one stream."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        make_batch: Callable[[float], B],
+        new_key: Callable[[], str],
+        dice: Callable[[], float],
+        *,
+        epoch: int | None = None,
+        seq: int | None = None,
+    ) -> None:
+        if seq is not None and epoch is None:
+            raise ValueError("seq goes with the epoch it was used in")
+        self._settings = settings
+        self._make_batch = make_batch
+        self._new_key = new_key
+        self._dice = dice
+        self._probing = epoch is None
+        self._epoch = epoch or 0
+        self._next_seq = 0 if seq is None else seq + 1
+        # Only a session whose epoch is known to be its own may have several requests under way.
+        self._opened = seq is not None
+        self._races = 0
+        self._batch: B | None = None
+        self._sealed: deque[B] = deque()
+        self._unsettled: deque[B] = deque()
+        self._wire: deque[B] = deque()
+        self._connected = False
+        self._healing = False
+        self._not_before = 0.0
+        self._failures = 0
+        self._progress = 0.0
+        self._closed = False
+        self._last_failure: Exception | None = None
+        self.pending_bytes = 0
+        """Bytes that are not acknowledged yet."""
+        self.failure: ProducerFailedError | None = None
+        self.last_acked: Receipt | None = None
+        self.settled: list[B] = []
+        """Batches that were settled since somebody looked; whoever looks empties it."""
+        self.drop = False
+        """Set when the connection is of no more use; whoever drives clears it by `lost`."""
+
+    # What the user does.
+
+    def append(self, data: Any, now: float) -> B:
+        """Queue a message; the batch it is in is its handle."""
+        batch = self._batch
+        if batch is None:
+            if self.failure is not None:
+                raise self.failure
+            if self._closed:
+                raise ProducerClosedError("the producer was closed")
+            batch = self._make_batch(now)
+        self.pending_bytes += batch.add(data)
+        # Only now: a message that cannot be encoded leaves nothing behind.
+        self._batch = batch
+        if batch.size >= self._settings.batch_bytes_max or batch.count >= BATCH_MESSAGES_MAX:
+            self._seal()
+        return batch
+
+    def flush(self) -> list[B]:
+        """Let nothing linger; these are the batches to wait for."""
+        self._seal()
+        return [*self._unsettled, *self._sealed]
+
+    def close(self) -> None:
+        """Take no more messages; what was appended is still delivered."""
+        self._seal()
+        self._closed = True
+
+    def abandon(self, reason: Exception) -> None:
+        """Give up now: everything is settled with what is known about it."""
+        self._doom(reason, None)
+        self._lose_wire()
+
+    # What the world does.
+
+    def connected(self, now: float) -> None:
+        """A fresh connection is there."""
+        assert not self._connected
+        self._connected = True
+        self._progress = now
+
+    def lost(self, failure: Exception, now: float) -> None:
+        """The connection broke, or could not be made. What was on it is sent again."""
+        idle = self._connected and not self._wire and not self.drop
+        self._connected = False
+        self.drop = False
+        self._healing = False
+        self._wire.clear()
+        if self.failure is not None:
+            self._lose_wire()
+            return
+        self._last_failure = failure
+        if not idle:
+            self._back_off(failure, now)
+
+    def answered(self, response: Response, now: float) -> None:
+        """The oldest request on the connection was answered."""
+        batch = self._wire.popleft()
+        self._progress = now
+        if self.failure is not None:
+            self._answered_late(batch, response)
+        elif response.status == 200:
+            self._accepted(batch, response)
+        elif response.status == 204:
+            self._repeated(batch, response)
+        elif response.status in REPEATED:
+            error = error_of(response.status, response.headers, response.body)
+            self._last_failure = error
+            self._healing = True
+            self._back_off(error, now)
+        else:
+            self._refused(batch, response)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if self._wire and now - self._progress >= self._settings.answer_seconds_max:
+            self.drop = True
+        oldest = self._oldest()
+        if (
+            oldest is not None
+            and self.failure is None
+            and now - oldest.begun >= self._settings.delivery_seconds_max
+        ):
+            last = self._last_failure or ConnectionFailedError("the server did not answer in time")
+            self._doom(last, None)
+            self._lose_wire()
+            self.drop = self._connected
+
+    # What is to be done.
+
+    def next_send(self, now: float) -> B | None:
+        """The batch to put on the connection now, if any; it counts as sent."""
+        if not self.can_send(now):
+            return None
+        position = len(self._wire)
+        if position == len(self._unsettled):
+            self._number(self._take_new())
+        batch = self._unsettled[position]
+        batch.transmissions += 1
+        if not self._wire:
+            self._progress = now
+        self._wire.append(batch)
+        return batch
+
+    def can_send(self, now: float) -> bool:
+        """Whether `next_send` has something."""
+        in_flight = len(self._wire)
+        if (
+            not self._connected
+            or self.drop
+            or in_flight >= self._window
+            or now < self._not_before
+            or self.failure is not None
+        ):
+            return False
+        if self._healing:
+            # Answers of the old round must be in before the next round begins in order.
+            if in_flight:
+                return False
+            self._healing = False
+        return in_flight < len(self._unsettled) or self._has_new(now)
+
+    def wants_connection(self, now: float) -> bool:
+        """Whether there is something to send and nothing to send it on."""
+        return (
+            not self._connected
+            and self.failure is None
+            and now >= self._not_before
+            and (bool(self._unsettled) or self._has_new(now))
+        )
+
+    def wake_at(self) -> float | None:
+        """When time itself will change something; None when only events can."""
+        times: list[float] = []
+        if self._wire:
+            times.append(self._progress + self._settings.answer_seconds_max)
+        oldest = self._oldest()
+        if oldest is not None and self.failure is None:
+            times.append(oldest.begun + self._settings.delivery_seconds_max)
+            if not self._wire and (self._unsettled or self._sealed):
+                times.append(self._not_before)
+            elif self._batch is not None and len(self._wire) < self._window and not self._healing:
+                times.append(max(self._batch.begun + self._settings.linger, self._not_before))
+        return min(times) if times else None
+
+    @property
+    def _window(self) -> int:
+        return self._settings.max_in_flight if self._opened else 1
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were sent and are not settled."""
+        return len(self._unsettled)
+
+    @property
+    def pending(self) -> int:
+        """Messages that are not settled."""
+        open_count = self._batch.count if self._batch is not None else 0
+        waiting = sum(batch.count for batch in self._sealed)
+        return open_count + waiting + sum(batch.count for batch in self._unsettled)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is not settled yet."""
+        return bool(self._unsettled or self._sealed or self._batch is not None)
+
+    # How answers are judged.
+
+    def _accepted(self, batch: B, response: Response) -> None:
+        self._opened = True
+        self._settle(batch, response, duplicate=response.is_true("idempotency-replayed"))
+
+    def _repeated(self, batch: B, response: Response) -> None:
+        """204: the server has a request under this number. Is it this one?"""
+        if not self._opened:
+            self._opening_taken(batch, response)
+            return
+        if batch.transmissions == 1 or response.headers.get("producer-match") == "false":
+            self._doom(self._used(batch, response), batch)
+            return
+        self._settle(batch, response, duplicate=True)
+
+    def _opening_taken(self, batch: B, response: Response) -> None:
+        """The first request of an epoch carries a key, which tells our own from another's."""
+        knows_keys = "stream-version" in response.headers
+        if batch.transmissions > 1 and not knows_keys:
+            self._doom(
+                OutcomeUnknownError(
+                    "the answer to the first request of the session was lost, and this server"
+                    " cannot say whose request it holds"
+                ),
+                batch,
+            )
+        elif self._probing:
+            current = response.integer("producer-epoch")
+            self._next_epoch(batch, self._epoch if current is None else current)
+        else:
+            self._doom(self._used(batch, response), batch)
+
+    def _answered_late(self, batch: B, response: Response) -> None:
+        """The session has ended; what was still on its way is settled by its answer."""
+        repeated = response.status == 204 and batch.transmissions > 1
+        if response.status == 200 or (
+            repeated and response.headers.get("producer-match") != "false"
+        ):
+            self._settle(batch, response, duplicate=repeated)
+            return
+        assert self.failure is not None
+        batch.error = self._reason(batch) if response.status in REPEATED else self.failure
+        self._unsettled.remove(batch)
+        self._done(batch)
+
+    def _refused(self, batch: B, response: Response) -> None:
+        error = error_of(response.status, response.headers, response.body)
+        if error.code == "producer_sequence_gap" and self._heals(batch, response):
+            self._healing = True
+            return
+        if error.code == "producer_epoch_stale" and self._probing and not self._opened:
+            current = response.integer("producer-epoch")
+            if current is not None:
+                self._next_epoch(batch, current)
+                return
+        if response.status == 401 and self._settings.renewable and not batch.renewals:
+            batch.renewals += 1
+            self.drop = True
+            return
+        self._last_failure = error
+        self._doom(error, batch)
+
+    def _heals(self, batch: B, response: Response) -> bool:
+        """Whether the server only waits for a batch that is going to be sent again."""
+        expected = response.integer("producer-expected-seq")
+        assert batch.seq is not None
+        return (
+            expected is not None
+            and expected < batch.seq
+            and any(other.seq == expected for other in self._unsettled)
+        )
+
+    def _next_epoch(self, batch: B, current: int) -> None:
+        self._races += 1
+        if self._races > EPOCH_RACES_MAX:
+            self._doom(
+                EpochContestedError(f"{EPOCH_RACES_MAX} epochs were opened by others meanwhile"),
+                batch,
+            )
+            return
+        # Never backwards, and never the epoch that was just refused.
+        self._epoch = max(current, self._epoch) + 1
+        batch.epoch = self._epoch
+        batch.transmissions = 0
+
+    def _used(self, batch: B, response: Response) -> SequenceUsedError:
+        assert batch.epoch is not None
+        assert batch.seq is not None
+        last = response.integer("producer-seq")
+        return SequenceUsedError(epoch=batch.epoch, seq=batch.seq, last_seq=last)
+
+    # How batches move.
+
+    def _seal(self) -> None:
+        if self._batch is not None:
+            self._sealed.append(self._batch)
+            self._batch = None
+
+    def _has_new(self, now: float) -> bool:
+        if self._sealed:
+            return True
+        batch = self._batch
+        return batch is not None and now - batch.begun >= self._settings.linger
+
+    def _take_new(self) -> B:
+        if not self._sealed:
+            self._seal()
+        return self._sealed.popleft()
+
+    def _number(self, batch: B) -> None:
+        assert self._next_seq <= SEQ_MAX
+        batch.epoch, batch.seq = self._epoch, self._next_seq
+        if not self._opened:
+            batch.key = self._new_key()
+        self._next_seq += 1
+        self._unsettled.append(batch)
+
+    def _settle(self, batch: B, response: Response, *, duplicate: bool) -> None:
+        assert batch.epoch is not None
+        assert batch.seq is not None
+        self._failures = 0
+        self._not_before = 0.0
+        batch.receipt = Receipt(
+            epoch=batch.epoch,
+            seq=batch.seq,
+            messages=batch.count,
+            next_offset=response.headers.get("stream-next-offset", ""),
+            duplicate=duplicate,
+        )
+        if self.last_acked is None or batch.seq > self.last_acked.seq:
+            self.last_acked = batch.receipt
+        self._unsettled.remove(batch)
+        self._done(batch)
+
+    def _doom(self, error: Exception, culprit: B | None) -> None:
+        """End the session. What is on the wire is still waited for; the rest is settled now."""
+        if culprit is not None:
+            self._unsettled.remove(culprit)
+            culprit.error = error
+            self._done(culprit)
+        if self.failure is not None:
+            return
+        self.failure = ProducerFailedError(f"the producer has stopped: {error}", cause=error)
+        self.failure.__cause__ = error
+        self._seal()
+        on_wire = set(map(id, self._wire))
+        unsent = [batch for batch in self._unsettled if id(batch) not in on_wire]
+        for batch in (*unsent, *self._sealed):
+            batch.error = self._reason(batch)
+            self._done(batch)
+        self._unsettled = deque(batch for batch in self._unsettled if id(batch) in on_wire)
+        self._sealed.clear()
+
+    def _lose_wire(self) -> None:
+        """Nobody will answer any more."""
+        self._wire.clear()
+        while self._unsettled:
+            batch = self._unsettled.popleft()
+            batch.error = self._reason(batch)
+            self._done(batch)
+
+    def _reason(self, batch: B) -> Exception:
+        assert self.failure is not None
+        if batch.transmissions:
+            unknown = OutcomeUnknownError(
+                "the batch was sent and its answer lost: it may or may not be stored",
+                cause=self.failure.cause,
+            )
+            unknown.__cause__ = self.failure.cause
+            return unknown
+        return self.failure
+
+    def _done(self, batch: B) -> None:
+        self.pending_bytes -= batch.weight
+        self.settled.append(batch)
+
+    def _back_off(self, failure: Exception, now: float) -> None:
+        delay = self._settings.retries.delay(self._failures, self._dice(), retry_after(failure))
+        self._failures += 1
+        self._not_before = max(self._not_before, now + delay)
+
+    def _oldest(self) -> B | None:
+        if self._unsettled:
+            return self._unsettled[0]
+        return self._sealed[0] if self._sealed else self._batch

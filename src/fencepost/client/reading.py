@@ -1,0 +1,364 @@
+"""Reading, following, and going through lists: what takes more than one answer.
+
+Each class here remembers how far it came, and its `next` is an operation that fetches what follows.
+A follower that loses its connection goes on from the last offset it gave out: nothing is lost and
+nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from fencepost.client.effects import Channel, Next, Open, Operation, Shut, Sleep
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    ProtocolError,
+    ResponseError,
+    UnavailableError,
+    error_of,
+)
+from fencepost.client.http import Request, Response, target_of
+from fencepost.client.operations import is_json, media_type, stream_target
+from fencepost.client.results import Batch, LogEntry, LogPage
+from fencepost.client.retry import REPEATED, Kind, dressed, exchange, retry_after
+from fencepost.client.settings import ClientSettings
+from fencepost.client.sse import EventParser
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+START = "-1"
+NOW = "now"
+Live = Literal["auto", "sse", "long-poll"]
+
+
+class Cursor(Generic[T]):
+    """A place in a stream, and the way to what follows it."""
+
+    def __init__(self, settings: ClientSettings, path: str, offset: str | None, kind: Any) -> None:
+        self._settings = settings
+        self._path = path
+        self._kind = kind
+        self._decode: Callable[[bytes], list[T]] | None = None
+        self.offset = offset or START
+        self.content_type: str | None = None
+        self.ended = False
+
+    def _learn(self, content_type: str) -> None:
+        if self._decode is None:
+            self.content_type = content_type
+            self._decode = decoder(content_type, self._kind)
+
+    def _batch(self, data: bytes, next_offset: str, *, up_to_date: bool, closed: bool) -> Batch[T]:
+        assert self._decode is not None
+        batch = Batch(
+            messages=self._decode(data) if data else [],
+            data=data,
+            offset=self.offset,
+            next_offset=next_offset,
+            up_to_date=up_to_date,
+            closed=closed,
+        )
+        self.offset = next_offset
+        self.ended = closed
+        return batch
+
+    def _answered(self, response: Response) -> Batch[T]:
+        next_offset = response.headers.get("stream-next-offset")
+        if next_offset is None:
+            raise ProtocolError("the answer to a read has no Stream-Next-Offset")
+        if response.status == 200:
+            self._learn(response.headers.get("content-type", "application/octet-stream"))
+        elif self._decode is None:
+            self._decode = decoder("application/octet-stream", self._kind)
+        return self._batch(
+            response.body,
+            next_offset,
+            up_to_date=response.is_true("stream-up-to-date"),
+            closed=response.is_true("stream-closed"),
+        )
+
+    def _fetch(self, query: tuple[tuple[str, str], ...] = ()) -> Operation[Response]:
+        target = stream_target(self._path, (("offset", self.offset), *query))
+        request = Request("GET", target, live=bool(query))
+        return (yield from exchange(self._settings, request, Kind.READ)).response
+
+
+def decoder(content_type: str, kind: Any) -> Callable[[bytes], list[Any]]:
+    """How a body of this type becomes messages."""
+    if is_json(content_type):
+        return msgspec.json.Decoder(list[kind] if kind is not None else list[Any]).decode
+    if media_type(content_type).startswith("text/"):
+        return lambda data: [data.decode()]
+    return lambda data: [data]
+
+
+class Reader(Cursor[T]):
+    """What is in a stream now, from an offset to the tail."""
+
+    def next(self) -> Operation[Batch[T] | None]:
+        """The next batch that holds something; None at the tail."""
+        while not self.ended:
+            batch = self._answered((yield from self._fetch()))
+            # A closed stream and the tail are the end; an empty chunk before it is only a pause.
+            self.ended = batch.up_to_date or batch.closed
+            if batch.messages:
+                return batch
+        return None
+
+
+class Follower(Cursor[T]):
+    """What is in a stream and what will be: catching up first, then live, until it is closed."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        path: str,
+        offset: str | None,
+        kind: Any,
+        *,
+        live: Live = "auto",
+        patience: float | None = None,
+    ) -> None:
+        super().__init__(settings, path, offset, kind)
+        self._live = live
+        self._patience_ms = None if patience is None else patience * 1000
+        self._cursor: str | None = None
+        self._caught_up = False
+        self._channel: Channel | None = None
+        self._events = EventParser()
+        self._data: list[bytes] = []
+        self._ready: deque[Batch[T]] = deque()
+        self._failures = 0
+        self._lost_ms: int | None = None
+
+    def next(self) -> Operation[Batch[T] | None]:
+        """The next batch, waiting for it as long as it takes; None when the stream is closed."""
+        while self._ready or not self.ended:
+            try:
+                batch = self._ready.popleft() if self._ready else (yield from self._advance())
+            except (ConnectionFailedError, ResponseError) as failure:
+                yield from self.shut()
+                yield from self._wait(failure)
+                continue
+            self._failures = 0
+            self._lost_ms = None
+            if batch is not None and batch.messages:
+                return batch
+        yield from self.shut()
+        return None
+
+    def shut(self) -> Operation[None]:
+        """Give the connection up; `next` opens another one."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            yield Shut(channel)
+
+    def _advance(self) -> Operation[Batch[T] | None]:
+        if not self._caught_up:
+            # `now` is asked for by itself first, so that a lost answer later cannot skip anything.
+            batch = self._answered((yield from self._fetch()))
+            self._caught_up = batch.up_to_date or batch.closed
+            return batch
+        if self._by_events():
+            return (yield from self._next_event())
+        query = [("live", "long-poll")]
+        if self._cursor is not None:
+            query.append(("cursor", self._cursor))
+        response = yield from self._fetch(tuple(query))
+        self._cursor = response.headers.get("stream-cursor")
+        return self._answered(response)
+
+    def _by_events(self) -> bool:
+        if self._live != "auto":
+            return self._live == "sse"
+        # Events keep JSON and bytes as they are, but not which line ends a text has.
+        return not media_type(self.content_type or "").startswith("text/")
+
+    def _next_event(self) -> Operation[Batch[T] | None]:
+        if self._channel is None:
+            yield from self._open()
+        while self._channel is not None:
+            piece: bytes | None = yield Next(self._channel)
+            if piece is None:
+                # The server ends each connection after a minute; that is no failure.
+                yield from self.shut()
+                return None
+            self._take(piece)
+            if self._ready:
+                return self._ready.popleft()
+        return None
+
+    def _open(self) -> Operation[None]:
+        query = [("offset", self.offset), ("live", "sse")]
+        if self._cursor is not None:
+            query.append(("cursor", self._cursor))
+        request = Request("GET", stream_target(self._path, query), live=True)
+        channel: Channel = yield Open((yield from dressed(self._settings, request)))
+        response = channel.response
+        if response.status != 200:
+            raise error_of(response.status, response.headers, response.body)
+        self._channel = channel
+        self._events = EventParser()
+        self._data = []
+
+    def _take(self, piece: bytes) -> None:
+        """The batches that a piece completes."""
+        assert self._channel is not None
+        encoded = self._channel.response.headers.get("stream-sse-data-encoding") == "base64"
+        for event in self._events.feed(piece):
+            if event.name == "data":
+                data = event.data
+                self._data.append(base64.b64decode(data.replace(b"\n", b"")) if encoded else data)
+            elif event.name == "control":
+                control = msgspec.json.decode(event.data, type=_Control)
+                self._cursor = control.streamCursor
+                self._ready.append(
+                    self._batch(
+                        b"".join(self._data),
+                        control.streamNextOffset,
+                        up_to_date=control.upToDate or control.streamClosed,
+                        closed=control.streamClosed,
+                    )
+                )
+                self._data = []
+
+    def _wait(self, failure: ConnectionFailedError | ResponseError) -> Operation[None]:
+        """Let time pass after a failure that may pass, or raise it."""
+        if isinstance(failure, ResponseError) and failure.status not in REPEATED:
+            raise failure
+        clock = self._settings.clock
+        now_ms = clock.monotonic_ms()
+        self._lost_ms = now_ms if self._lost_ms is None else self._lost_ms
+        if self._patience_ms is not None and now_ms - self._lost_ms > self._patience_ms:
+            raise failure
+        delay = self._settings.retries.delay(self._failures, clock.random(), retry_after(failure))
+        self._failures += 1
+        log.log(
+            logging.WARNING if self._failures == 3 else logging.DEBUG,
+            "following %s was interrupted, going on from %s in %.2f s: %s",
+            *(self._path, self.offset, delay, failure),
+        )
+        yield Sleep(delay)
+
+
+class _Control(msgspec.Struct):
+    streamNextOffset: str  # noqa: N815  (the wire's name)
+    streamCursor: str | None = None  # noqa: N815
+    upToDate: bool = False  # noqa: N815
+    streamClosed: bool = False  # noqa: N815
+
+
+class Pages(Generic[T]):
+    """A list that comes in pages."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        path: str,
+        name: str,
+        kind: type[T],
+        query: list[tuple[str, str]],
+    ) -> None:
+        self._settings = settings
+        self._path = path
+        self._name = name
+        self._decoder = msgspec.json.Decoder(dict[str, list[kind] | str | None])  # type: ignore[valid-type]
+        self._query = query
+        self._after: str | None = None
+        self.ended = False
+
+    def next(self) -> Operation[list[T] | None]:
+        """The entries of the next page that has any; None at the end."""
+        while not self.ended:
+            query = list(self._query)
+            if self._after is not None:
+                query = [pair for pair in query if pair[0] != "after"] + [("after", self._after)]
+            request = Request("GET", target_of(self._path, query))
+            answer = yield from exchange(self._settings, request, Kind.READ)
+            try:
+                page = self._decoder.decode(answer.response.body)
+            except msgspec.DecodeError as error:
+                raise ProtocolError(f"the list is not what it should be: {error}") from None
+            following: Any = page.get("next")
+            self._after = following
+            self.ended = following is None
+            entries: Any = page.get(self._name)
+            if entries:
+                found: list[T] = entries
+                return found
+        return None
+
+
+class LogReader:
+    """The log of all streams, in the order of positions."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        query: list[tuple[str, str]],
+        *,
+        after: int | Literal["now"],
+        until: int | None,
+        live: bool,
+    ) -> None:
+        self._settings = settings
+        self._query = query
+        self._until = until
+        self._live = live
+        self.after: int | Literal["now"] = after
+        self.ended = False
+        self._failures = 0
+        if until is not None:
+            query.append(("until", str(until)))
+
+    def next(self) -> Operation[LogPage | None]:
+        """The next page that has entries; None when there is no more to come."""
+        waiting = False
+        while not self.ended:
+            try:
+                response = yield from self._fetch(waiting)
+            except (ConnectionFailedError, UnavailableError) as failure:
+                if not self._live:
+                    raise
+                clock, retries = self._settings.clock, self._settings.retries
+                yield Sleep(retries.delay(self._failures, clock.random(), retry_after(failure)))
+                self._failures += 1
+                continue
+            self._failures = 0
+            page = self._page(response)
+            self.after = page.next
+            at_end = self._until is not None and page.next >= self._until
+            self.ended = at_end or (page.up_to_date and not self._live)
+            waiting = page.up_to_date
+            if page.entries:
+                return page
+        return None
+
+    def _fetch(self, waiting: bool) -> Operation[Response]:
+        query = [*self._query, ("after", str(self.after))]
+        if waiting and self._live:
+            query.append(("live", "long-poll"))
+        request = Request("GET", target_of("/v1/log", query), live=waiting)
+        return (yield from exchange(self._settings, request, Kind.READ)).response
+
+    @staticmethod
+    def _page(response: Response) -> LogPage:
+        following, head = response.integer("log-next"), response.integer("log-head")
+        if following is None or head is None:
+            raise ProtocolError("the answer has no Log-Next: this server may have no log")
+        return LogPage(
+            entries=_LINES.decode_lines(response.body),
+            next=following,
+            head=head,
+            up_to_date=response.is_true("log-up-to-date"),
+        )
+
+
+_LINES = msgspec.json.Decoder(LogEntry)

@@ -1,0 +1,127 @@
+"""Sending a request until it is answered, where that is safe.
+
+| request | may be repeated because |
+|---|---|
+| GET, HEAD | it changes nothing |
+| create, fork (PUT) | the same PUT again finds the stream as it made it |
+| delete | a 404 after a first attempt that may have arrived is the deletion done |
+| append, close, commit (POST) | the server knows it again by its key or producer's number |
+| truncate, staging (POST) | the same again changes nothing |
+| append with `retry=False` | it may not: a lost answer is `OutcomeUnknownError` |
+
+Repeated are failures of the network and the answers 408, 425, 429, 500, 502, 503, 504 and 507,
+after a delay with jitter that grows, and never before Retry-After.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from urllib.parse import urlencode
+
+import msgspec
+
+from fencepost.client.effects import Call, Operation, Send, Sleep
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    OutcomeUnknownError,
+    ResponseError,
+    error_of,
+)
+from fencepost.client.http import Request, Response, check_headers
+from fencepost.client.settings import ClientSettings, Value
+
+REPEATED = frozenset((408, 425, 429, 500, 502, 503, 504, 507))
+NOTHING_DONE = frozenset(("storage_unavailable", "storage_full", "too_many_waiters"))
+"""Codes that say that nothing was stored: even what must not happen twice may be sent again."""
+RETRY_AFTER_SECONDS_MAX = 300.0
+
+
+class Kind(Enum):
+    """What repeating a request means."""
+
+    READ = "nothing is changed"
+    WRITE = "the server knows it again"
+    ONCE = "it would happen twice"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A response, and how many attempts before it may have arrived."""
+
+    response: Response
+    uncertain: int
+
+
+def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operation[Answer]:
+    """The answer to `request`; raises what the server refused or what kept it from answering."""
+    clock = settings.clock
+    retries = settings.retries
+    ends_ms = clock.monotonic_ms() + retries.seconds_max * 1000
+    uncertain = 0
+    attempt = 0
+    while True:
+        failure: ConnectionFailedError | ResponseError
+        try:
+            response: Response = yield Send((yield from dressed(settings, request)))
+        except ConnectionFailedError as error:
+            failure = error
+            uncertain += error.sent
+            repeatable = kind is not Kind.ONCE or not error.sent
+        else:
+            if response.status < 400:
+                return Answer(response, uncertain)
+            failure = error_of(response.status, response.headers, response.body)
+            failure.uncertain = uncertain
+            if response.status not in REPEATED:
+                raise failure
+            done_nothing = response.status in (425, 429) or failure.code in NOTHING_DONE
+            uncertain += not done_nothing
+            repeatable = kind is not Kind.ONCE or done_nothing
+        delay = retries.delay(attempt, clock.random(), retry_after(failure))
+        attempt += 1
+        late = clock.monotonic_ms() + delay * 1000 > ends_ms
+        if not repeatable or attempt >= retries.attempts_max or late:
+            raise _final(failure, kind, uncertain)
+        yield Sleep(delay)
+
+
+def _final(failure: ConnectionFailedError | ResponseError, kind: Kind, uncertain: int) -> Exception:
+    if kind is Kind.READ or not uncertain:
+        return failure
+    unknown = OutcomeUnknownError(f"the write may or may not be stored: {failure}", cause=failure)
+    unknown.__cause__ = failure
+    return unknown
+
+
+def retry_after(failure: Exception) -> float | None:
+    """How long the server asks to wait, within reason."""
+    if not isinstance(failure, ResponseError) or failure.retry_after is None:
+        return None
+    return min(failure.retry_after, RETRY_AFTER_SECONDS_MAX)
+
+
+def dressed(settings: ClientSettings, request: Request) -> Operation[Request]:
+    """The request with what every request of this client carries."""
+    if settings.token is None and not settings.headers and not settings.params:
+        return request
+    headers: dict[str, str] = {}
+    if settings.token is not None:
+        headers["Authorization"] = "Bearer " + (yield from _value(settings.token))
+    for name, value in settings.headers.items():
+        headers[name] = yield from _value(value)
+    check_headers(headers)
+    target = request.target
+    params = []
+    for name, value in settings.params.items():
+        params.append((name, (yield from _value(value))))
+    if params:
+        target += ("&" if "?" in target else "?") + urlencode(params)
+    return msgspec.structs.replace(
+        request, target=target, headers=(*headers.items(), *request.headers)
+    )
+
+
+def _value(value: Value) -> Operation[str]:
+    if isinstance(value, str):
+        return value
+    given = yield Call(value)
+    return str(given)

@@ -1,0 +1,71 @@
+"""How a client behaves: timeouts, retries, and what every request carries."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from fencepost.client.http import Address
+from fencepost.clock import Clock, SystemClock
+
+Value = str | Callable[[], str] | Callable[[], Awaitable[str]]
+"""A header or parameter: a text, or something that gives one for each request."""
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds that a wait for the outside may take."""
+
+    connect: float = 5.0
+    answer: float = 30.0
+    """From a request to its answer, as long as nothing moves."""
+    live: float = 90.0
+    """The same for reads that wait for news: longer than any server lets them wait."""
+
+    def __post_init__(self) -> None:
+        if min(self.connect, self.answer, self.live) <= 0:
+            raise ValueError("timeouts are greater than zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often and for how long a request that may be repeated is repeated."""
+
+    attempts_max: int = 12
+    seconds_max: float = 60.0
+    """After this much time no further attempt begins."""
+    delay_seconds_min: float = 0.05
+    delay_seconds_max: float = 5.0
+
+    def delay(self, attempt: int, dice: float, retry_after: float | None = None) -> float:
+        """Seconds before the next attempt, after `attempt` (from 0) has failed.
+
+        Full jitter: anything up to a bound that doubles, so that clients which failed together do
+        not come back together. Retry-After is a lower bound.
+        """
+        bound = min(self.delay_seconds_max, self.delay_seconds_min * 2.0 ** min(attempt, 30))
+        return max(bound * (0.1 + 0.9 * dice), retry_after or 0.0)
+
+
+NO_RETRIES = Retries(attempts_max=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Everything a client is made of that does no I/O."""
+
+    address: Address
+    token: Value | None = None
+    headers: Mapping[str, Value] = field(default_factory=dict)
+    params: Mapping[str, Value] = field(default_factory=dict)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    retries: Retries = field(default_factory=Retries)
+    clock: Clock = field(default_factory=SystemClock)
+
+    @property
+    def changes(self) -> bool:
+        """Whether what a request carries may differ from the one before."""
+        values = [self.token, *self.headers.values(), *self.params.values()]
+        return any(callable(value) for value in values)
