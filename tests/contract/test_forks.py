@@ -128,6 +128,20 @@ async def test_a_place_that_the_source_does_not_have_is_refused(
     assert await subject.look("fork") == Missing()
 
 
+async def test_a_fork_inside_an_append_counts_the_message_that_it_cuts(subject: Subject) -> None:
+    """A reader cut off by the size of its chunk knows such an offset; versions must not repeat."""
+    await subject.made("source", body=b"abcdef")
+
+    forked = await subject.fork("fork", "source", Offset(0, 4))
+    appended = await subject.appended("fork", b"XY")
+
+    assert isinstance(forked, Created)
+    assert forked.tail == Offset(1, 4)
+    assert appended.tail == Offset(2, 6)
+    assert await subject.content("fork") == b"abcdXY"
+    assert isinstance(await subject.fork("fork", "source", Offset(0, 4)), Exists)
+
+
 async def test_a_fork_of_a_missing_source_is_refused(subject: Subject) -> None:
     assert await subject.fork("fork", "source") == SourceMissing("source")
     assert await subject.look("fork") == Missing()

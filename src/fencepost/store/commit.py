@@ -323,8 +323,8 @@ class GroupCommit(Generic[GroupT]):
         # transaction never began: for those requests the outcome is certain.
         void = self._emptied()
         if isinstance(failure, Unknown) and not self._broken:
-            # The commit may still be in the log, behind its end, and come back after a crash. What is
-            # decided from here on does not know of it, so the log is written over before an answer.
+            # The commit may still be in the log, behind its end, and come back after a crash. What
+            # is decided from here on does not know of it, so the log is written over first.
             self._owner.stir(self.group)
         _tell(answers, failure)
         _tell(void, Failed(full=isinstance(error, DiskFullError)))

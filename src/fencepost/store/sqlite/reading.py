@@ -177,6 +177,21 @@ def _json_part(
     return Piece(part, Offset(version + stop, ends[stop]))
 
 
+def whole_messages(
+    connection: apsw.Connection, segments: tuple[Segment, ...], at: Offset
+) -> Offset:
+    """`at` as a fork begins there: a message that it cuts counts, for the fork has it."""
+    for segment in segments:
+        if at.bytes < segment.end.bytes:
+            rows = fetch(connection, "row_at", (segment.stream_id, at.bytes))
+            if not rows:
+                raise RowsGoneError
+            version, start = rows[0][:2]
+            inside = start < at.bytes and at.messages == version
+            return Offset(at.messages + 1, at.bytes) if inside else at
+    return at
+
+
 def resolve_sub_offset(
     connection: apsw.Connection,
     segments: tuple[Segment, ...],

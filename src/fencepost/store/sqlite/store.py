@@ -37,19 +37,16 @@ from fencepost.protocol.commits import (
     describe_commit,
 )
 from fencepost.protocol.creates import (
-    BadForkPoint,
     Create,
     Created,
     CreateOutcome,
     ForkPoint,
-    SourceDeleted,
-    SourceMissing,
     decide_create,
 )
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
-from fencepost.protocol.streams import Segment, Stream
-from fencepost.store.commit import DiskFullError, GroupCommit
+from fencepost.protocol.streams import Stream
+from fencepost.store.commit import GroupCommit
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
@@ -77,7 +74,6 @@ from fencepost.store.sqlite.database import (
     QUERIES,
     FolderLock,
     Row,
-    Writer,
     connect,
     fold,
     is_disk_error,
@@ -85,10 +81,12 @@ from fencepost.store.sqlite.database import (
     migrate,
 )
 from fencepost.store.sqlite.drafts import Draft
+from fencepost.store.sqlite.forking import fork_point, is_place, own_segments
 from fencepost.store.sqlite.ledger import COMMITS, NO_PRODUCER, Entry, Ledger, LedgerGroup
-from fencepost.store.sqlite.records import CLOSED, EXPIRED, REMOVED, producer_columns
+from fencepost.store.sqlite.records import CLOSED, EXPIRED, REMOVED
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.staging import ROW_BYTES
+from fencepost.store.sqlite.writing import LedgerWriter
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +124,7 @@ class SqliteStore:
         make_folder(settings.folder)
         self._lock = FolderLock(settings.folder)
         self.file = settings.folder / FILE
-        self._writer = _LedgerWriter(self._open())
+        self._writer = LedgerWriter(self._open())
         self._lookups = self._connect(readonly=True)
         self.readers = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.reader_threads
@@ -347,7 +345,8 @@ class SqliteStore:
         entry = self._alive(request.path, now_ms)
         point: ForkPoint | None = None
         if entry is None and request.fork_from is not None:
-            found = self._fork_point(request, now_ms)
+            source = self._alive(request.fork_from.path, now_ms)
+            found = fork_point(self._lookups, source, request.fork_from)
             if not isinstance(found, ForkPoint):
                 self._answer(done, found)
                 return
@@ -411,17 +410,11 @@ class SqliteStore:
             self._answer(done, BadOffset())
         elif isinstance(outcome, Uncut):
             self._answer(done, outcome)
-        elif not self._is_place(entry, at):
+        elif not is_place(self._lookups, entry, at):
             self._answer(done, BadOffset())
         else:
             self.ledger.truncate(self.commits.group, entry, outcome.first)
             self._answer(done, outcome)
-
-    def _is_place(self, entry: Entry, at: Offset) -> bool:
-        # Whoever asks knows the committed tail; appends behind it may still be on their way.
-        if entry.view is not None and at == entry.view.tail:
-            return True
-        return isinstance(self._place_in(entry.stream, at, 0), ForkPoint)
 
     def truncate_stream(self, stream_id: int, first: Offset) -> bool:
         """Let an incarnation begin at a place that a look at its rows has found."""
@@ -464,48 +457,6 @@ class SqliteStore:
             return entry
         self._remove(entry, EXPIRED)
         return None if entry.gone else entry
-
-    def _fork_point(
-        self, request: Create, now_ms: int
-    ) -> ForkPoint | SourceMissing | SourceDeleted | BadForkPoint:
-        asked = request.fork_from
-        assert asked is not None
-        entry = self._alive(asked.path, now_ms)
-        if entry is None:
-            return SourceMissing(asked.path)
-        source = entry.stream
-        if source.soft_deleted:
-            return SourceDeleted(asked.path)
-        at = asked.offset if asked.offset is not None else source.tail
-        if at == START:
-            at = source.first  # the beginning, wherever that is by now
-        if at.bytes > source.tail.bytes:
-            return BadForkPoint("the offset is beyond the end of the source")
-        # Whoever asks knows the committed tail; appends behind it may still be on their way.
-        known = source.first if entry.view is None else entry.view.tail
-        if asked.sub_offset == 0 and at in (source.tail, source.first, known):
-            return ForkPoint(source, at)
-        return self._place_in(source, at, asked.sub_offset)
-
-    def _place_in(self, source: Stream, at: Offset, sub_offset: int) -> ForkPoint | BadForkPoint:
-        if at.bytes < source.first.bytes:
-            return BadForkPoint("the offset is before the first one that is still kept")
-        # The rows that decide are few and committed, or in a group that is not: those are not
-        # readable yet, so a fork into the middle of them waits for its turn by being refused.
-        segments = own_segments(source.id, source.segments, source.tail)
-        try:
-            if at != source.tail:
-                reading.read_chunk(self._lookups, segments, at, bytes_max=1, is_json=source.is_json)
-            if sub_offset == 0:
-                return ForkPoint(source, at)
-            place = reading.resolve_sub_offset(
-                self._lookups, segments, at, sub_offset, is_json=source.is_json
-            )
-        except (reading.OffsetError, reading.RowsGoneError):
-            return BadForkPoint("the source has no such offset")
-        if place is None:
-            return BadForkPoint("the sub-offset goes past the end of the append at the offset")
-        return ForkPoint(source, place)
 
     def _answer(self, done: Callable[[Any], None], outcome: object) -> None:
         self.commits.after(done, outcome)
@@ -705,42 +656,3 @@ class SqliteStore:
             failure = StoreBrokenError(str(error))
             failure.__cause__ = error
             self.failure.set_exception(failure)
-
-
-def own_segments(
-    stream_id: int, inherited: tuple[Segment, ...], tail: Offset
-) -> tuple[Segment, ...]:
-    """All the rows of a stream: what it inherited, then its own up to `tail`."""
-    return (*inherited, Segment(stream_id, tail))
-
-
-class _LedgerWriter(Writer):
-    """Writes a sealed group: a handful of statements, whatever the number of requests."""
-
-    def write(self, sealed: LedgerGroup) -> None:
-        try:
-            self._write(sealed)
-        except apsw.FullError as error:
-            # A large group goes to the log before its commit, as far as it fits.
-            raise DiskFullError(str(error)) from error
-
-    def _write(self, sealed: LedgerGroup) -> None:
-        connection = self.connection
-        # Updates first: a deleted stream gives its path up before a new one takes it.
-        if sealed.updates:
-            connection.executemany(QUERIES["update_stream"], sealed.updates)
-        if sealed.inserts:
-            connection.executemany(QUERIES["insert_stream"], sealed.inserts)
-        if sealed.rows:
-            connection.executemany(QUERIES["insert_log"], sealed.rows)
-        if sealed.producers:
-            rows = [
-                producer_columns(stream_id, producer)
-                for (stream_id, _), producer in sealed.producers.items()
-            ]
-            connection.executemany(QUERIES["save_producer"], rows)
-        if sealed.key_rows:
-            connection.executemany(QUERIES["save_key"], sealed.key_rows)
-        for statement, values in sealed.statements:
-            connection.execute(statement, values)
-        connection.execute(QUERIES["save_counters"], sealed.counters)
