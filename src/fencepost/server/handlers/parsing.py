@@ -35,6 +35,7 @@ _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CONTROLS = re.compile("[\x00-\x1f\x7f]")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _SINGLE = (
     b"content-type",
@@ -229,7 +230,7 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
     if not _CONDITIONS.isdisjoint(request.headers):
         conditions = parse_conditions(request, limits)
     mark = b""
-    if producer is not None or conditions is not None:
+    if producer is not None or (conditions is not None and conditions.key is not None):
         mark = digest(media or "", closes, b"" if batch is None else batch.data)
     return Append(path, batch, media, closes, producer, seq, mark, conditions)
 
@@ -317,7 +318,7 @@ def _key(request: Request, limits: Limits) -> str | None:
 
 def check_key(value: str) -> str:
     """An Idempotency-Key, if it can be one."""
-    if not value or any(ord(character) < 0x20 for character in value):
+    if not value or _CONTROLS.search(value):
         raise bad("idempotency_key_invalid", "an Idempotency-Key is neither empty nor has controls")
     return value
 
@@ -426,6 +427,7 @@ def _fork_from(request: Request, limits: Limits) -> ForkFrom | None:
         if offset is not None or sub_offset is not None:
             raise bad("fork_source_missing", "a fork offset needs Stream-Forked-From")
         return None
+    source = source.removeprefix(request.root)
     if not source.startswith(STREAM_ROOT):
         raise bad("fork_source_invalid", "Stream-Forked-From is the URL path of a stream")
     path = stream_path(source[len(STREAM_ROOT) :], limits)
