@@ -97,15 +97,17 @@ class ASGIApp:
             await _send(send, body, head_only)
             return
         client = scope.get("client")
+        path = raw_path(scope)
         request = Request(
             scope["method"],
-            raw_path(scope),
+            path,
             scope.get("query_string", b""),
             headers,
             body,
             repeated=repeated,
             scheme=scope.get("scheme", "http"),
             peer=client[0] if client else "",
+            root=_mount(scope, path),
         )
         await self._exchange(request, receive, send)
 
@@ -160,6 +162,15 @@ class ASGIApp:
                 answered.cancel()
                 if work is not None:
                     work.cancel()
+
+
+def _mount(scope: Message, below: bytes) -> bytes:
+    """Where the application is mounted, as it stands in the URL."""
+    root = scope.get("root_path", "").rstrip("/")
+    whole: bytes = (scope.get("raw_path") or b"").partition(b"?")[0]
+    if root and whole.endswith(below) and len(whole) > len(below):
+        return whole[: -len(below)]
+    return quote(root, safe=_PATH_SAFE).encode()
 
 
 def raw_path(scope: Message) -> bytes:

@@ -21,7 +21,7 @@ class Request:
     holds its first value: handlers refuse repeated headers that they give a meaning to.
     """
 
-    __slots__ = ("body", "headers", "method", "path", "peer", "query", "repeated", "scheme")
+    __slots__ = ("body", "headers", "method", "path", "peer", "query", "repeated", "root", "scheme")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Request:
         repeated: frozenset[bytes] = frozenset(),
         scheme: str = "http",
         peer: str = "",
+        root: bytes = b"",
     ) -> None:
         self.method = method
         self.path = path  # raw: percent escapes as they came, because %2F is not a slash
@@ -43,6 +44,12 @@ class Request:
         self.repeated = repeated
         self.scheme = scheme
         self.peer = peer
+        self.root = root  # where the application is mounted; `path` is below it
+
+    def base_url(self) -> bytes:
+        """The URL of the root, as the client that sent this knows it."""
+        host = self.headers.get(b"host", b"localhost")
+        return b"%b://%b%b" % (self.scheme.encode(), host, self.root)
 
 
 class Response:

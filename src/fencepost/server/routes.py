@@ -140,8 +140,7 @@ def with_browser(response: Response) -> Response:
 
 
 def _location(request: Request) -> bytes:
-    host = request.headers.get(b"host", b"localhost")
-    return b"%b://%b%b" % (request.scheme.encode(), host, request.path)
+    return request.base_url() + request.path
 
 
 def _deleted(outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Response:

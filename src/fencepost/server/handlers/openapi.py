@@ -1,7 +1,7 @@
 """`GET /v1/openapi.json`: the whole surface for machines, as it is shipped with the server.
 
-The document is written by hand in server/openapi.json. tests/integration/test_openapi.py holds it to
-the server: every route and every error code is in it, and what the server answers fits it.
+The document is written by hand in server/openapi.json. tests/integration/test_openapi.py holds it
+to the server: every route and every error code is in it, and what the server answers fits it.
 """
 
 from __future__ import annotations

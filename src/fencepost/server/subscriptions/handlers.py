@@ -293,7 +293,7 @@ def _base_url(request: Request) -> str:
     host = request.headers.get(b"host", b"localhost")
     if not _HOST.fullmatch(host):
         raise invalid("the Host header is not a host")
-    return f"{request.scheme}://{host.decode()}{ROOT.decode().rstrip('/')}"
+    return (request.base_url() + ROOT.rstrip(b"/")).decode()
 
 
 def _json(status: int, body: dict[str, object]) -> Response:

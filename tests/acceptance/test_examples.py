@@ -1,0 +1,71 @@
+"""The programs in examples/, run as their first lines say."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+START_SECONDS_MAX = 60
+
+
+def test_streams_embedded_in_a_web_application_survive_its_restart(tmp_path: Path) -> None:
+    url = "/fencepost/v1/stream/orders"
+    json = {"content-type": "application/json"}
+
+    with Uvicorn(tmp_path) as host:
+        made = host.put(url, headers=json)
+        host.post(url, headers=json, content=b'[{"order": 1}]')
+        beside = host.get("/")
+    with Uvicorn(tmp_path) as host:
+        kept = host.get(url)
+
+    assert made.status_code == 201
+    assert made.headers["location"] == f"http://{made.request.url.netloc.decode()}{url}"
+    assert beside.text.startswith("streams are below")
+    assert kept.json() == [{"order": 1}]
+
+
+def test_every_example_is_tested() -> None:
+    tested = Path(__file__).read_text()
+
+    untested = [
+        file.name for file in EXAMPLES.glob("*.py") if f"examples.{file.stem}:" not in tested
+    ]
+
+    assert untested == []
+
+
+class Uvicorn:
+    """`uvicorn examples.embedded:app`, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> httpx.Client:
+        command = [sys.executable, "-m", "uvicorn", "--port", "0", "examples.embedded:app"]
+        environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+        self._process = subprocess.Popen(
+            command, cwd=self._folder, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            found = re.search(r"running on (http://\S+)", line)
+            if found:
+                self._client = httpx.Client(base_url=found[1], timeout=START_SECONDS_MAX)
+                return self._client
+        raise AssertionError("uvicorn did not start")
+
+    def __exit__(self, *exc: object) -> None:
+        self._client.close()
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.stderr is not None
+        rest = self._process.stderr.read()
+        self._process.stderr.close()
+        # Uvicorn ends itself by the signal that it was sent, once it has shut down cleanly.
+        assert self._process.wait(START_SECONDS_MAX) in (0, -signal.SIGTERM), rest
+        assert "Application shutdown complete" in rest, rest
