@@ -8,79 +8,29 @@ for whatever the document does not allow.
 import ast
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
-from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
-import fencepost.server
+from tests.integration.openapi import DOCUMENT, HOME, SCHEMA, SERVER, Case, serving
 from tests.serving import ServerProcess
 
-Case = schemathesis.Case[Any]
-SERVER = Path(fencepost.server.__file__).parent
 ROOT = Path(__file__).parents[2]
-DOCUMENT: dict[str, Any] = json.loads((SERVER / "openapi.json").read_text())
 METHODS = ("get", "head", "post", "put", "delete", "patch")
-EXAMPLES_MAX = 15
-"""For each operation and pass, beside the cases that the document's own bounds give rise to."""
-
-HOME = "http://127.0.0.1:9/"
 EXISTING = {"path": "objects", "txn": "load-7", "part": "p0", "id": "billing"}
-
-SCHEMA = schemathesis.openapi.from_dict(
-    DOCUMENT,
-    config=SchemathesisConfig.from_dict(
-        {
-            "seed": 4437,
-            "generation": {
-                "max-examples": EXAMPLES_MAX,
-                "deterministic": True,
-                # Unknown headers, parameters and cookies are passed over, as HTTP has it.
-                "allow-extra-parameters": False,
-            },
-            # The front end answers a method that nobody knows, such as TRACE, with 501.
-            "phases": {"coverage": {"unexpected-methods": ["PATCH", "PUT", "DELETE", "POST"]}},
-            "checks": {
-                # Headers depend on each other in ways that a schema cannot say, so a request that
-                # fits the document may still be a 400.
-                "positive_data_acceptance": {"enabled": False},
-                "negative_data_rejection": {
-                    "expected-statuses": ["4XX"],
-                },
-                # A subscription is deleted and made again under the same few names.
-                "use_after_free": {"enabled": False},
-                "ensure_resource_availability": {"enabled": False},
-            },
-        }
-    ),
-)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose live reads end soon, with a few streams in it."""
-    process = ServerProcess(
-        tmp_path_factory.mktemp("openapi"),
-        arguments=("--long-poll-ms", "10"),
-        environment={
-            "FENCEPOST_SERVER_SSE_MS": "10",
-            "FENCEPOST_SUBSCRIPTIONS_RESOLVE_TIMEOUT_MS": "50",
-        },
-    )
-    with process:
-        for path, kind in (("objects", "application/json"), ("bytes", "text/plain")):
-            made = httpx.put(
-                f"{process.url}/v1/stream/{path}", headers={"Content-Type": kind}, content=b"[1,2]"
-            )
-            assert made.status_code == 201
+    with serving(tmp_path_factory.mktemp("openapi")) as process:
         yield process
 
 
@@ -96,11 +46,22 @@ def test_answers_are_as_documented(case: Case, server: ServerProcess) -> None:
 @settings(suppress_health_check=list(HealthCheck), deadline=None)
 def test_answers_about_what_exists_are_as_documented(case: Case, server: ServerProcess) -> None:
     keep_webhooks_at_home(case)
+    leave_some_out(case)
     for name in case.path_parameters:
         case.path_parameters[name] = EXISTING[name]
 
-    # With the path put right a bad request may have become a good one.
+    # With so much put right a bad request may have become a good one.
     case.call_and_validate(base_url=server.url, excluded_checks=[negative_data_rejection])
+
+
+def leave_some_out(case: Case) -> None:
+    """Of many headers at once the first bad one hides the others, so half of them go."""
+    lot = zlib.crc32(repr((case.headers, case.query, case.body)).encode("utf-8", "replace"))
+    for given in (case.headers, case.query):
+        for name in list(given or ()):
+            lot = zlib.crc32(name.encode("utf-8", "replace"), lot)
+            if lot & 1:
+                del given[name]
 
 
 def keep_webhooks_at_home(case: Case) -> None:
