@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from fencepost.protocol.appends import Append, Conditions
 from fencepost.protocol.batches import digest
 from fencepost.protocol.commits import Commit, CommitItem, Committed, Part
-from fencepost.protocol.creates import Created
+from fencepost.protocol.creates import Create, Created
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.retention import Cut, Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Config, Link, Subscription
 from fencepost.store.contract import Staged, Upload
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
+from fencepost.store.sqlite.upkeep import Upkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject, append, batch_of
 
@@ -27,6 +30,8 @@ async def furnish(folder: Path) -> None:
     engine = SqliteEngine(folder, clock)
     subject = Subject(engine, clock)
     assert engine.store is not None
+    # First, because time passes there, and would take what is made before along.
+    await _retention(subject, engine.store)
     await _streams(subject)
     await _producers(subject)
     await _forks(subject)
@@ -100,6 +105,42 @@ async def _commits(subject: Subject) -> None:
     )
     assert isinstance(outcome, Committed), outcome
     await subject.appended("keyed", b"[9]", content_type=JSON, producer=("stager", 0, 1))
+
+
+async def _retention(subject: Subject, store: SqliteStore) -> None:
+    """Streams that were truncated, one of them purged; a deleted one that is gone for good."""
+    await subject.ask(
+        subject.store.create, Create("kept", JSON, retention=Retention(messages=1000))
+    )
+    for seq in range(30):
+        await subject.appended("kept", b"[%d]" % seq, content_type=JSON, producer=("r", 0, seq))
+    await subject.made("forgotten", body=b"x" * 100)
+    await subject.appended("forgotten", b"y", producer=("f", 0, 0))
+    await subject.append("forgotten", closes=True, producer=("f", 0, 1))
+    await _truncated(subject, "forgotten")
+    await subject.delete("forgotten")
+    await _truncated(subject, "kept")
+    subject.clock.advance(store.settings.log_retention_ms)
+    upkeep = Upkeep(store, subject.clock)
+    for _ in range(4):
+        for job in upkeep.jobs:
+            await job()
+    await subject.appended("kept", b'["after"]', content_type=JSON, producer=("r", 0, 30))
+    await subject.made("cut", JSON, body=b"[1,2,3]")
+    await _truncated(subject, "cut", Offset(1, 1))
+    # Enough positions for some of them to be weighed.
+    await subject.made("many", JSON)
+    for _ in range(5):
+        body = b"[%b]" % b",".join([b"0"] * 1000)
+        await subject.appended("many", body, content_type=JSON)
+    for job in upkeep.jobs:
+        await job()
+
+
+async def _truncated(subject: Subject, path: str, before: Offset | None = None) -> None:
+    answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    subject.store.truncate(path, before, answer.set_result)
+    assert isinstance(await answer, Cut)
 
 
 def _with(request: Append, conditions: Conditions) -> Append:

@@ -305,6 +305,41 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "time_wrong",
         ["UPDATE streams SET updated_ms = updated_ms + 10000000000 WHERE path = 'json'"],
     ),
+    "a truncation without its marker": (
+        "truncation_wrong",
+        ["UPDATE truncations SET position = position + 1000000"],
+    ),
+    "a truncation to another place": (
+        "first_wrong",
+        ["UPDATE streams SET first_messages = 2, first_bytes = 2 WHERE path = 'cut'"],
+    ),
+    "a beginning that is lost": (
+        "messages_missing",
+        [
+            "UPDATE streams SET first_messages = 0, first_bytes = 0 WHERE path = 'kept'",
+            f"DELETE FROM log WHERE kind = 4 AND stream = {of('kept')}",
+        ],
+    ),
+    "a purge of rows that are there": (
+        "purge_record_wrong",
+        [f"UPDATE purges SET stream = {of('json')}, first = 0, runs = x'00'"],
+    ),
+    "memories of another producer": (
+        "remembered_wrong",
+        ["UPDATE remembered SET producer = 'somebody'"],
+    ),
+    "memories cut short": (
+        "remembered_wrong",
+        ["UPDATE remembered SET batches = substr(batches, 2)"],
+    ),
+    "a retention of nothing": (
+        "retention_wrong",
+        ["UPDATE streams SET retention = '[0, null, null]' WHERE path = 'kept'"],
+    ),
+    "a stretch that weighs too much": (
+        "weight_wrong",
+        ["UPDATE log_buckets SET bytes = bytes + 1"],
+    ),
     "a stream that cannot be read": (
         "stream_unreadable",
         ["UPDATE streams SET fork = '[' WHERE path = 'fork'"],

@@ -30,6 +30,7 @@ from fencepost.store.sqlite.check_producers import ProducerCheck
 from fencepost.store.sqlite.check_report import Progress, Report, StreamState, ignore
 from fencepost.store.sqlite.check_rows import RowCheck, json_wrong, lengths_wrong
 from fencepost.store.sqlite.database import BUSY_MS_MAX, FILE, Row
+from fencepost.store.sqlite.log_sources import WIDTH
 from fencepost.store.sqlite.purges import unpack_runs
 from fencepost.store.sqlite.records import DELETED, LIVE, TRUNCATED
 
@@ -245,10 +246,20 @@ class _Checker:
                         "purge_record_wrong", where, f"the row at {found} is said to be gone"
                     )
 
+        weights = self._connection.execute(QUERIES["weights_wrong"], (WIDTH,))
+        for bucket, rows, size, rows_found, size_found in weights:
+            self._report.add(
+                "weight_wrong",
+                f"positions from {bucket * WIDTH} to {(bucket + 1) * WIDTH - 1}",
+                f"written down {rows} of {size} bytes, found {rows_found} of {size_found}",
+            )
+
     def _check_retention(self) -> None:
         if "truncations" not in self._tables:
             return
         for position, stream, kind, marked in self._rows("truncations"):
+            if kind is None and position <= self._purged.get(stream, -1):
+                continue  # its stream was deleted, and is being purged with its markers
             if kind != TRUNCATED or marked != stream:
                 self._report.add(
                     "truncation_wrong", f"stream {stream}", f"no marker at position {position}"

@@ -27,6 +27,14 @@ SELECT position FROM log WHERE position >= ? AND position < ? AND stream = ? LIM
 SELECT t.position, t.stream, l.kind, l.stream
 FROM truncations t LEFT JOIN log l ON l.position = t.position
 
+-- name: weights_wrong
+-- Stretches of the log that weigh something else than was written down.
+SELECT b.bucket, b.rows, b.bytes, COALESCE(sum(l.count), 0) AS rows_found,
+       COALESCE(sum(l.size), 0) AS bytes_found
+FROM log_buckets b
+LEFT JOIN log l ON l.position >= b.bucket * ?1 AND l.position < (b.bucket + 1) * ?1
+GROUP BY b.bucket HAVING rows_found <> b.rows OR bytes_found <> b.bytes
+
 -- name: retentions
 SELECT id, path, retention FROM streams WHERE retention IS NOT NULL
 

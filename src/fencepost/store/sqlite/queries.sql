@@ -168,6 +168,12 @@ DELETE FROM log WHERE position IN (SELECT position FROM log WHERE stream = ? AND
 -- name: purge_producers
 DELETE FROM producers WHERE stream = ?
 
+-- name: purge_remembered
+DELETE FROM remembered WHERE stream = ?
+
+-- name: purge_truncations
+DELETE FROM truncations WHERE stream = ?
+
 -- name: purge_stream
 DELETE FROM streams WHERE id = ?
 

@@ -39,6 +39,7 @@ from fencepost.store.sqlite.store import SqliteStore
 QUERIES = load_queries("fencepost.store.sqlite", "retention.sql")
 
 STREAMS_PER_STEP_MAX = 1_000
+TRUNCATIONS_PER_STEP_MAX = 100
 ROWS_PER_STEP_MAX = 2_000
 PRODUCERS_PER_STEP_MAX = 5_000
 FREE_PAGES_KEPT = 256
@@ -84,16 +85,17 @@ class Keeper:
     # Purging
 
     async def purge(self) -> int:
-        """Drop the rows of one truncation that is old enough; how many there were."""
+        """Drop the rows of some truncations that are old enough; how many there were."""
         before_ms = self._clock.now_ms() - self._settings.log_retention_ms
-        due = await self._store.readers.run(partial(_find_due, before_ms=before_ms))
-        if due is None:
-            return 0
-        stream_id, position, inherited = due
         purged = 0
-        for source_id in (*inherited, stream_id):
-            purged += await self.purge_beginning(source_id, before_ms)
-        await self._store.purging(partial(_finish, stream_id=stream_id, position=position))
+        for _ in range(TRUNCATIONS_PER_STEP_MAX):
+            due = await self._store.readers.run(partial(_find_due, before_ms=before_ms))
+            if due is None:
+                break
+            stream_id, position, inherited = due
+            for source_id in (*inherited, stream_id):
+                purged += await self.purge_beginning(source_id, before_ms)
+            await self._store.purging(partial(_finish, stream_id=stream_id, position=position))
         return purged
 
     async def purge_beginning(self, stream_id: int, before_ms: int) -> int:
@@ -277,10 +279,10 @@ def _find_due(
     connection: apsw.Connection, before_ms: int
 ) -> tuple[int, int, tuple[int, ...]] | None:
     """A stream with rows to purge, its newest marker that is old enough, and what it inherits."""
-    found = _fetch(connection, QUERIES["due_truncation"], (before_ms,))
-    if not found:
+    found = _fetch(connection, QUERIES["oldest_truncation"])
+    if not found or found[0][1] > before_ms:
         return None
-    [(_, stream_id)] = found
+    [(stream_id, _)] = found
     [(position,)] = _fetch(connection, QUERIES["last_due_truncation"], (stream_id, before_ms))
     return stream_id, position, inherited_from(stream_id, connection)
 

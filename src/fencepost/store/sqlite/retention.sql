@@ -22,12 +22,11 @@ WHERE stream = ? AND kind = 0 AND start_bytes < ? ORDER BY start_bytes DESC LIMI
 SELECT version, start_bytes, at_ms FROM log
 WHERE stream = ? AND kind = 0 AND start_bytes >= ? AND start_bytes < ? ORDER BY start_bytes LIMIT 1
 
--- name: due_truncation
--- The oldest truncation whose rows the log need not keep any more.
-SELECT position, stream FROM truncations WHERE at_ms <= ? ORDER BY position LIMIT 1
+-- name: oldest_truncation
+SELECT stream, at_ms FROM truncations ORDER BY position LIMIT 1
 
 -- name: last_due_truncation
-SELECT max(position) FROM truncations WHERE stream = ? AND at_ms <= ?
+SELECT position FROM truncations WHERE stream = ? AND at_ms <= ? ORDER BY position DESC LIMIT 1
 
 -- name: forget_truncations
 DELETE FROM truncations WHERE stream = ? AND position <= ?

@@ -551,9 +551,8 @@ class SqliteStore:
         def work() -> None:
             connection = self._writer.connection
             with connection:
-                connection.execute(QUERIES["purge_producers"], (stream_id,))
-                connection.execute(QUERIES["purge_keys"], (stream_id,))
-                connection.execute(QUERIES["purge_stream"], (stream_id,))
+                for what in ("producers", "remembered", "truncations", "keys", "stream"):
+                    connection.execute(QUERIES[f"purge_{what}"], (stream_id,))
             connection.execute(f"PRAGMA incremental_vacuum({pages_max})").fetchall()
 
         await self.commits.exclusively(work)

@@ -24,6 +24,7 @@ from fencepost.store.sqlite.store import SqliteStore
 log = logging.getLogger(__name__)
 
 STREAMS_PER_SWEEP_MAX = 1_000
+STREAMS_PER_PURGE_MAX = 100
 ROWS_PER_PURGE_MAX = 2_000
 PAGES_PER_VACUUM_MAX = 1_000
 KEYS_PER_SWEEP_MAX = 5_000
@@ -90,11 +91,11 @@ class Upkeep:
         """Drop rows of streams that were deleted longer ago than the log's retention."""
         before_ms = self._clock.now_ms() - self._settings.log_retention_ms
         rows = await self._store.readers.run(
-            partial(fetch, query="purgeable_streams", values=(before_ms, 1))
+            partial(fetch, query="purgeable_streams", values=(before_ms, STREAMS_PER_PURGE_MAX))
         )
-        if not rows:
-            return 0
-        [(stream_id,)] = rows
+        return sum([await self._purge(stream_id, before_ms) for (stream_id,) in rows])
+
+    async def _purge(self, stream_id: int, before_ms: int) -> int:
         purged = 0
         for source_id in await self._store.readers.run(partial(inherited_from, stream_id)):
             # What the stream inherited may have been kept for it alone.

@@ -11,6 +11,7 @@ CREATE TABLE truncations (
     stream INTEGER NOT NULL,
     at_ms INTEGER NOT NULL
 ) STRICT;
+CREATE INDEX truncations_by_stream ON truncations (stream, position);
 
 -- A producer's recent batches whose rows were purged: as many as are still compared with repeated
 -- requests, packed like the producer's first, the newest last. That one is `seq` of `epoch`.
