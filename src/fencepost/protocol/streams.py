@@ -89,6 +89,10 @@ def _unpack(packed: bytes, at: int) -> Remembered:
     return Remembered(Offset(messages, size), digest)
 
 
+UNCLAIMED, CLAIMED, RELEASED, COMPLETED = range(4)
+"""Whether a producer id is a claim, and how it stands; see `protocol.claims`."""
+
+
 class Producer(msgspec.Struct, frozen=True, gc=False):
     """A producer on one stream: its epoch, its last sequence number, and its recent batches.
 
@@ -103,6 +107,8 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
     recent: bytes  # the newest is last, and belongs to `seq`
     position: int  # of the newest batch, in the order of all batches of all streams
     updated_ms: int
+    principal: str = ""  # who opened the epoch; nobody, without authorization
+    claim: int = UNCLAIMED
 
     def remembered(self, seq: int) -> Remembered | None:
         """The batch accepted as `seq` of this epoch, or None when it is too long ago."""
@@ -114,7 +120,17 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
     def next(self, seq: int, batch: bytes, *, position: int, now_ms: int) -> Producer:
         """This producer after one more (packed) batch of the same epoch."""
         recent = self.recent[-(RECENT_BATCHES - 1) * _REMEMBERED.size :] + batch
-        return Producer(self.id, self.epoch, seq, self.first, recent, position, now_ms)
+        return Producer(
+            self.id,
+            self.epoch,
+            seq,
+            self.first,
+            recent,
+            position,
+            now_ms,
+            self.principal,
+            self.claim,
+        )
 
     @staticmethod
     def opening(

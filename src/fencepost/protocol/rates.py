@@ -1,0 +1,162 @@
+"""How fast a principal may go: token buckets, a decaying tally, and what they add up to.
+
+Everything here is a function of a state and a time, and returns the next state or how long to wait.
+The states are small and live in memory only: a refusal costs nothing durable, and a restart
+forgives. The one thing that is counted and not timed, open claims, is a matter of what is on disk.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import NamedTuple
+
+ABANDON_HALF_LIFE_MS = 600_000
+"""Claims and abandoned claims count half after this long."""
+ABANDON_CLAIMS_MIN = 10
+"""So many claims, decayed, before their ratio says anything."""
+OPEN_CLAIMS_RETRY_MS = 5_000
+"""When somebody with too many open claims may look again; nobody knows when one ends."""
+
+
+class Rate(NamedTuple):
+    """So many in a second on average, `burst` of them at once."""
+
+    per_s: float
+    burst: float
+
+
+class Bucket(NamedTuple):
+    """What is left of a rate, as it was at a time."""
+
+    tokens: float
+    at_ms: int
+
+
+class Wait(NamedTuple):
+    """Not now: in so many milliseconds."""
+
+    ms: int
+
+
+def take(bucket: Bucket | None, rate: Rate, now_ms: int) -> Bucket | Wait:
+    """The bucket with one token less, or how long until it has one. None is a full bucket."""
+    tokens = rate.burst
+    if bucket is not None:
+        # A clock that went back refills nothing, and takes nothing away.
+        elapsed_ms = max(0, now_ms - bucket.at_ms)
+        tokens = min(rate.burst, bucket.tokens + elapsed_ms * rate.per_s / 1000)
+    if tokens < 1:
+        return Wait(ceil((1 - tokens) * 1000 / rate.per_s))
+    return Bucket(tokens - 1, now_ms)
+
+
+class Tally(NamedTuple):
+    """A count that halves with time."""
+
+    amount: float = 0.0
+    at_ms: int = 0
+
+    def at(self, now_ms: int) -> float:
+        """What is left of it."""
+        return float(self.amount * 0.5 ** (max(0, now_ms - self.at_ms) / ABANDON_HALF_LIFE_MS))
+
+    def more(self, now_ms: int) -> Tally:
+        """One more."""
+        return Tally(self.at(now_ms) + 1, now_ms)
+
+
+class Pace(NamedTuple):
+    """What a principal is held to; None where it is not."""
+
+    appends: Rate | None = None
+    claims: Rate | None = None
+    raises: Rate | None = None
+    open_claims_max: int | None = None
+    abandon_ratio_max: float | None = None
+
+
+UNLIMITED = Pace()
+
+
+class Standing(NamedTuple):
+    """Where a principal stands with its pace."""
+
+    appends: Bucket | None = None
+    claims: Bucket | None = None
+    raises: Bucket | None = None
+    open_claims: int = 0
+    claimed: Tally = Tally()
+    abandoned: Tally = Tally()
+
+    def abandon_ratio(self, now_ms: int) -> float:
+        """How many of its recent claims were taken from it; 0 while there are too few to tell."""
+        claimed = self.claimed.at(now_ms)
+        if claimed < ABANDON_CLAIMS_MIN:
+            return 0.0
+        return min(1.0, self.abandoned.at(now_ms) / claimed)
+
+
+NEW = Standing()
+
+
+class TooFast(NamedTuple):
+    """The principal goes past one of its limits; `limit` is the setting that says so."""
+
+    limit: str
+    retry_after_ms: int
+
+
+def decide_append_pace(standing: Standing, pace: Pace, now_ms: int) -> Standing | TooFast:
+    """One more append, whatever comes of it."""
+    if pace.appends is None:
+        return standing
+    taken = take(standing.appends, pace.appends, now_ms)
+    if isinstance(taken, Wait):
+        return TooFast("appends_per_s", taken.ms)
+    return standing._replace(appends=taken)
+
+
+def decide_claim_pace(
+    standing: Standing, pace: Pace, *, claims: bool, raises: bool, now_ms: int
+) -> Standing | TooFast:
+    """An append that would be accepted, and that claims, or raises an epoch, or both.
+
+    A retaken claim of one's own is open already; that it is not counted twice is for the caller.
+    """
+    if claims:
+        refused = _claim_refused(standing, pace, now_ms)
+        if refused is not None:
+            return refused
+    after = standing
+    if claims and pace.claims is not None:
+        taken = take(standing.claims, pace.claims, now_ms)
+        if isinstance(taken, Wait):
+            return TooFast("claims_per_s", taken.ms)
+        after = after._replace(claims=taken)
+    if raises and pace.raises is not None:
+        taken = take(standing.raises, pace.raises, now_ms)
+        if isinstance(taken, Wait):
+            return TooFast("raises_per_s", taken.ms)
+        after = after._replace(raises=taken)
+    if claims:
+        after = after._replace(
+            open_claims=after.open_claims + 1, claimed=after.claimed.more(now_ms)
+        )
+    return after
+
+
+def _claim_refused(standing: Standing, pace: Pace, now_ms: int) -> TooFast | None:
+    if pace.open_claims_max is not None and standing.open_claims >= pace.open_claims_max:
+        return TooFast("open_claims_max", OPEN_CLAIMS_RETRY_MS)
+    ratio = pace.abandon_ratio_max
+    if ratio is not None and standing.abandon_ratio(now_ms) > ratio:
+        # Both tallies decay alike, so the ratio stays; what ends is that it says anything.
+        halvings = log2(standing.claimed.at(now_ms) / ABANDON_CLAIMS_MIN)
+        return TooFast("abandon_ratio_max", ceil(halvings * ABANDON_HALF_LIFE_MS) + 1)
+    return None
+
+
+def ended(standing: Standing, *, abandoned: bool, now_ms: int) -> Standing:
+    """One open claim less: released, completed, or (`abandoned`) taken by somebody's raise."""
+    after = standing._replace(open_claims=max(0, standing.open_claims - 1))
+    return after._replace(abandoned=after.abandoned.more(now_ms)) if abandoned else after
