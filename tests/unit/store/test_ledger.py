@@ -13,7 +13,7 @@ from fencepost.protocol.streams import Lifetime, Stream
 from fencepost.store.sqlite.database import SchemaTooNewError, connect, migrate
 from fencepost.store.sqlite.ledger import Entry, Ledger, LedgerGroup
 from fencepost.store.sqlite.records import REMOVED
-from fencepost.store.sqlite.store import _LedgerWriter
+from fencepost.store.sqlite.writing import LedgerWriter
 
 STREAMS_MAX = 8
 PRODUCERS_MAX = 4
@@ -23,7 +23,7 @@ class Book:
     """A ledger and a database; commits are made by hand, so that a test can stop between."""
 
     def __init__(self, file: Path) -> None:
-        self.writer = _LedgerWriter(connect(file))
+        self.writer = LedgerWriter(connect(file))
         migrate(self.writer.connection)
         self.lookups = connect(file, readonly=True)
         self.ledger = Ledger(self.lookups, streams_max=STREAMS_MAX, producers_max=PRODUCERS_MAX)
