@@ -1,5 +1,6 @@
 """What a store promises about commits: all of their appends or none, in one step, once."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +32,10 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Missing, Published
+from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.testing.clock import SimClock
 from tests.contract.conditional import JSON, ask_append, ask_commit, commit, conditional, item
-from tests.contract.subject import Subject, answered
+from tests.contract.subject import SqliteEngine, Subject, answered
 
 
 async def test_a_commit_appends_to_all_its_streams(subject: Subject) -> None:
@@ -326,3 +329,39 @@ async def test_commits_and_plain_appends_of_one_producer_follow_each_other_in_fl
     assert all(isinstance(outcome, Appended | Committed) for outcome in outcomes)
     assert await subject.content("a") == b"".join(b"%d," % n for n in range(20))
     assert await subject.content("b") == b"xy" * 10
+
+
+async def test_a_commit_over_more_than_the_memory_holds_forgets_nothing(tmp_path: Path) -> None:
+    """What is evicted while a commit is decided comes back from disk before it is carried out."""
+    clock = SimClock()
+    small = Subject(SmallEngine(tmp_path / "data", clock), clock)
+    paths = [f"s{number}" for number in range(6)]
+    for path in paths:
+        await small.made(path)
+    for seq in range(4):
+        items = [
+            item(path, b"%d" % seq, producer=(producer, 0, seq))
+            for path in paths
+            for producer in ("p", "q", "r")
+        ]
+        assert isinstance(await ask_commit(small, *items), Committed)
+
+    await small.reopen()
+
+    for path in paths:
+        for number, producer in enumerate(("p", "q", "r")):
+            for seq in range(4):
+                again = await ask_append(small, path, b"%d" % seq, producer=(producer, 0, seq))
+                assert isinstance(again, Duplicate)
+                assert again.original is not None, (path, producer, seq)
+                assert again.original.offset == Offset(seq * 3 + number, seq * 3 + number)
+                assert again.matches
+    await small.close()
+
+
+class SmallEngine(SqliteEngine):
+    """The embedded store with room for next to nothing."""
+
+    def __init__(self, folder: Path, clock: SimClock) -> None:
+        super().__init__(folder, clock)
+        self._settings = SqliteSettings(folder=folder, streams_cached_max=2, producers_cached_max=2)

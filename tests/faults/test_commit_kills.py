@@ -10,6 +10,8 @@ import asyncio
 import json
 import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -257,7 +259,17 @@ async def test_commits_parts_and_keys_are_whole_and_once_however_often_the_serve
         await asyncio.to_thread(server.kill)
         raise
     assert await asyncio.to_thread(server.stop) == 0
+    checked = await asyncio.to_thread(check_folder, server.data)
+    assert checked.returncode == 0, checked.stdout
     assert book.retried_count >= kills, "the kills hit nobody: nothing was in flight"
+
+
+def check_folder(data: Path) -> subprocess.CompletedProcess[str]:
+    """What `fencepost check` says about the folder."""
+    command = [sys.executable, "-m", "fencepost", "check", "--data", str(data)]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
 
 
 async def kill_often(server: ServerProcess, load: Load, book: Book, kills: int) -> None:
