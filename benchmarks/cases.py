@@ -118,7 +118,10 @@ def measurements(scale: Scale) -> list[Measurement]:
             (OURS, REFERENCE_FILE) if scale.quick else (OURS,),
         )
     )
-    return rows
+    # Imported here because it measures with the tools of this module.
+    from benchmarks.logs import log_measurements
+
+    return rows + log_measurements(scale)
 
 
 def case_names() -> list[str]:
@@ -196,7 +199,7 @@ def wrong_answers(got: dict[str, Any], expected: int) -> list[str]:
 
 def create(site: Site, server: Running, *, streams: int, content_type: str) -> None:
     """Create `bench`, or `bench-0` and on when there are several."""
-    _fill(
+    fill(
         site,
         server,
         "creating streams",
@@ -211,9 +214,10 @@ def create(site: Site, server: Running, *, streams: int, content_type: str) -> N
     )
 
 
-def _fill(
+def fill(
     site: Site, server: Running, doing: str, *, expected: int, count: int, **options: Any
 ) -> None:
+    """Write `count` appends and see that each was answered as expected."""
     got = generator.run(
         "append",
         seconds_max=SETUP_SECONDS_MAX + 60,
@@ -260,7 +264,7 @@ def _catch_up(*, content_type: str, size: int, batch: int, total: int) -> Callab
         with running(site.subject, site.folder / "data") as server:
             if site.subject is not CEILING:
                 create(site, server, streams=1, content_type=content_type)
-                _fill(
+                fill(
                     site,
                     server,
                     "writing what is read",
@@ -351,7 +355,7 @@ def _restart(site: Site) -> Outcome:
     with running(site.subject, data) as server:
         create(site, server, streams=streams, content_type=BYTES)
         began = time.perf_counter()
-        _fill(
+        fill(
             site,
             server,
             "writing messages",
@@ -378,7 +382,7 @@ def _restart(site: Site) -> Outcome:
             "restart_seconds": seconds,
             "memory_mb": machine.resident_mb(server.pid),
         }
-        _fill(
+        fill(
             site,
             server,
             "writing before the kill",

@@ -23,6 +23,7 @@ TITLES = {
     "catch-up": "catch-up as bytes, one connection",
     "catch-up-json": "catch-up as JSON, one connection",
     "sse": "SSE readers of one stream: from when a message was due to its last reader (p50 / p99)",
+    "log": "the global log from start to head, one reader",
     "restart": "restart: from the start of the process to its first answered read",
 }
 LESS_IS_BETTER = {"last_p99_ms", "restart_seconds"}
@@ -130,6 +131,11 @@ def _cell(row: Measurement, outcome: Outcome | None) -> str:
             return f"{m['mb_per_second']:,.0f} MB/s\n{_latency(m)}"
         case "mb_per_second":
             return f"{m['mb_per_second']:,.0f} MB/s\npeak {m['peak_mb']:,.0f} MB"
+        case "rows_per_second":
+            return (
+                f"{m['rows_per_second']:,.0f} rows/s, {m['mb_per_second']:,.0f} MB/s\n"
+                f"{m['per_core']:,.0f} rows per second of processor\npeak {m['peak_mb']:,.0f} MB"
+            )
         case "last_p99_ms":
             return f"{m['last_p50_ms']:.1f} / {m['last_p99_ms']:.1f} ms"
         case _:

@@ -19,6 +19,7 @@ class Scale:
     sse_seconds: float = 10.0
     restart_streams: int = 100_000
     restart_messages: int = 1_000_000
+    log_rows: int = 300_000
     sync_seconds: float = 2.0
     quick: bool = False
 
@@ -35,6 +36,7 @@ QUICK = Scale(
     sse_seconds=0.5,
     restart_streams=90,
     restart_messages=900,
+    log_rows=900,
     sync_seconds=0.2,
     quick=True,
 )

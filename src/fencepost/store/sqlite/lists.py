@@ -1,15 +1,15 @@
 """Lists in SQLite: pages that begin after a key and look at a bounded number of candidates.
 
 A pattern narrows the index range by what all its matches begin with; the rest is decided path by
-path, on a covering index. A page that has looked at enough candidates ends there, with the key to
+path. A page that has looked at enough candidates ends there, with the key to
 go on after, even when it is not full.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 import apsw
@@ -21,12 +21,13 @@ from fencepost.protocol.streams import Lifetime
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, Page
 from fencepost.store.sql import load_queries
 from fencepost.store.sqlite.database import Row
+from fencepost.store.sqlite.log_sources import end_of
 from fencepost.store.sqlite.reading import Readers
 
 QUERIES = load_queries("fencepost.store.sqlite", "lists.sql")
 
 CANDIDATES_MAX = 10_000
-"""Streams, or producers of one stream, that one page looks at."""
+"""Streams, or producers, that one page looks at."""
 
 
 class SqliteLists:
@@ -64,6 +65,12 @@ class _Texts(NamedTuple):
     first: str
     last: str | None
 
+    def bounds(self, after: str = "") -> dict[str, object]:
+        """The range for a query, from the first text after `after`."""
+        # No text lies between one and the same with a NUL behind it.
+        first = max(self.first, after + "\0") if after else self.first
+        return {"first": first, "last": end_of(self.last)}
+
     def take(self, text: str) -> bool:
         return self.glob is None or self.glob.matches(text)
 
@@ -81,28 +88,33 @@ def streams(
 ) -> Page[ListedStream]:
     """A page of live streams, in the order of their paths."""
     wanted = _texts(glob)
-    # One more than the page holds tells whether there is a next one.
-    candidates_max = CANDIDATES_MAX if glob is not None else limit + 1
+    matching: list[str] = []
+    looked_at, more = after, False
     with connection:
-        candidates = [
-            path
-            for (path,) in _run(
-                connection,
-                "candidate_paths",
-                after=after,
-                first=wanted.first,
-                last=wanted.last,
-                limit=candidates_max,
-            )
-        ]
-        matching = list(islice(filter(wanted.take, candidates), limit + 1))
-        found = _run(connection, "streams_at", paths=json.dumps(matching[:limit]))
+        for count in _batches(limit + 1):
+            bounds = wanted.bounds(looked_at)
+            found = _run(connection, "candidate_paths", **bounds, limit=count)
+            matching += [path for (path,) in found if wanted.take(path)]
+            more = len(found) == count
+            looked_at = found[-1][0] if found else looked_at
+            if len(matching) > limit or not more:
+                break
+        rows = _run(connection, "streams_at", paths=json.dumps(matching[:limit]))
     following: tuple[str, ...] | None = None
     if len(matching) > limit:
         following = (matching[limit - 1],)
-    elif len(candidates) == candidates_max:
-        following = (candidates[-1],)
-    return Page([_stream(row) for row in found], following)
+    elif more:
+        following = (looked_at,)
+    return Page([_stream(row) for row in rows], following)
+
+
+def _batches(first: int) -> Iterator[int]:
+    """How many candidates to fetch next: more each time, as long as there may be more."""
+    left, count = CANDIDATES_MAX, first
+    while left > 0:
+        yield count
+        left -= count
+        count = min(4 * count, left)
 
 
 def _stream(row: Row) -> ListedStream:
@@ -128,59 +140,48 @@ def producers(
     limit: int,
 ) -> Page[ListedProducer]:
     """A page of producers, in the order of their streams' paths and then of their ids."""
+    paths, ids = _texts(stream), _texts(glob)
+    page: list[ListedProducer] = []
+    at = after
     with connection:
-        paths = _texts(stream)
-        candidates = _run(
-            connection,
-            "candidate_streams",
-            after=after[0],
-            first=paths.first,
-            last=paths.last,
-            limit=CANDIDATES_MAX,
-        )
-        chosen = [(path, stream_id) for path, stream_id in candidates if paths.take(path)]
-        ids = json.dumps([stream_id for _, stream_id in chosen])
-        populated = {row[0] for row in _run(connection, "streams_with_producers", streams=ids)}
-        page: list[ListedProducer] = []
-        for path, stream_id in chosen:
-            if stream_id not in populated:
-                continue
-            begin = after[1] if path == after[0] else ""
-            more, following = _producers_of(
-                connection, path, stream_id, _texts(glob), begin, limit - len(page)
-            )
+        for count in _batches(limit + 1):
+            # The stream that the page before ended in may have more.
+            bounds = paths.bounds() | {"first": max(paths.first, at[0])}
+            found = _run(connection, "candidate_streams", **bounds, limit=count)
+            chosen = [row for row in found if paths.take(row[0])]
+            more, following = _producers_of(connection, chosen, ids, at, limit - len(page))
             page += more
             if following is not None:
-                return Page(page, (path, following))
-    if len(candidates) == CANDIDATES_MAX:
-        # The id after every other: this stream is done.
-        return Page(page, (candidates[-1][0], "\U0010ffff"))
-    return Page(page, None)
+                return Page(page, following)
+            if len(found) < count:
+                return Page(page, None)
+            # The text after the last path: that stream is done.
+            at = (found[-1][0] + "\0", "")
+    return Page(page, at)
 
 
 def _producers_of(
-    connection: apsw.Connection, path: str, stream_id: int, wanted: _Texts, after: str, limit: int
-) -> tuple[list[ListedProducer], str | None]:
-    """Some producers of one stream, and the id to go on after when there may be more."""
-    if limit == 0:
-        return [], after
-    candidates_max = CANDIDATES_MAX if wanted.glob is not None else limit + 1
+    connection: apsw.Connection, chosen: list[Row], ids: _Texts, after: tuple[str, str], limit: int
+) -> tuple[list[ListedProducer], tuple[str, str] | None]:
+    """Some producers of some streams, and the key to go on after when there may be more."""
+    resumes = bool(chosen) and chosen[0][0] == after[0]
+    candidates_max = CANDIDATES_MAX if ids.glob is not None else limit + 1
     rows = _run(
         connection,
         "producers_of",
-        stream=stream_id,
-        after=after,
-        first=wanted.first,
-        last=wanted.last,
+        streams=json.dumps([stream_id for _, stream_id in chosen]),
+        **ids.bounds(),
+        after=after[1] if resumes else "",
         limit=candidates_max,
     )
-    matching = list(islice((row for row in rows if wanted.take(row[0])), limit + 1))
-    following: str | None = None
+    matching = [row for row in rows if ids.take(row[1])]
+    page = [_producer(chosen[row[0]][0], row[1:]) for row in matching[:limit]]
     if len(matching) > limit:
-        following = matching[limit - 1][0]
-    elif len(rows) == candidates_max:
-        following = rows[-1][0]
-    return [_producer(path, row) for row in matching[:limit]], following
+        # The key before the first that is left out, also when nothing fits any more.
+        return page, (page[-1].stream, page[-1].id) if page else after
+    if len(rows) == candidates_max:
+        return page, (chosen[rows[-1][0]][0], rows[-1][1])
+    return page, None
 
 
 def _producer(path: str, row: Row) -> ListedProducer:

@@ -1,33 +1,34 @@
--- Lists: pages by key, so that a page costs the same wherever it is.
+-- Lists: pages by key, so that a page costs the same wherever it is. `:last` of a range without an end is
+-- a blob, which comes after every text.
 
 -- name: candidate_paths
--- Answered from the index alone.
 SELECT path FROM streams
-WHERE state < 2 AND path > :after AND path >= :first AND (:last IS NULL OR path < :last)
+WHERE state < 2 AND path >= :first AND path < :last
 ORDER BY path LIMIT :limit
 
 -- name: streams_at
+-- The first condition is the index's own: without it the planner cannot know that it may be used.
 SELECT path, id, content_type, tail_messages, tail_bytes, first_messages, first_bytes, closed,
        created_ms, updated_ms, ttl_s, expires_at_ms, fork ->> 1
 FROM streams
-WHERE state = 0 AND path IN (SELECT value FROM json_each(:paths)) ORDER BY path
+WHERE state < 2 AND state = 0 AND path IN (SELECT value FROM json_each(:paths)) ORDER BY path
 
 -- name: candidate_streams
 -- Streams whose producers come next; the one that the last page ended in comes again.
 SELECT path, id FROM streams
-WHERE state < 2 AND path >= :after AND path >= :first AND (:last IS NULL OR path < :last)
+WHERE state < 2 AND path >= :first AND path < :last
 ORDER BY path LIMIT :limit
 
 -- name: producers_of
--- The newest batch of a producer tells where it is; its row is gone when it was truncated away.
-SELECT p.id, p.epoch, p.seq, l.version, l.start_bytes, p.updated_ms
-FROM producers p LEFT JOIN log l ON l.position = p.position
-WHERE p.stream = :stream AND p.id > :after AND p.id >= :first AND (:last IS NULL OR p.id < :last)
-ORDER BY p.id LIMIT :limit
-
--- name: streams_with_producers
-SELECT value FROM json_each(:streams)
-WHERE EXISTS (SELECT 1 FROM producers WHERE stream = value)
+-- Producers of some streams, stream by stream and in the order of their ids: that is the order in
+-- which the two loops of a CROSS JOIN go, and without a sort the limit ends them early. The newest
+-- batch of a producer tells where it is; its row is gone when it was truncated away.
+SELECT s.key, p.id, p.epoch, p.seq, l.version, l.start_bytes, p.updated_ms
+FROM json_each(:streams) s
+CROSS JOIN producers p ON p.stream = s.value
+LEFT JOIN log l ON l.position = p.position
+WHERE p.id >= :first AND p.id < :last AND (s.key > 0 OR p.id > :after)
+LIMIT :limit
 
 -- name: keys_after
 SELECT s.path, k.stream, k.principal, k.key, k.start_messages, k.start_bytes, k.position,

@@ -79,12 +79,17 @@ def row_start(connection: apsw.Connection, position: int) -> int:
     return position
 
 
+def end_of(last: str | None) -> str | bytes:
+    """The end of a range of texts for a query: a blob, after every text, when there is none."""
+    return b"" if last is None else last
+
+
 def resolve(connection: apsw.Connection, selection: Selection, ids_max: int) -> list[int] | None:
     """The selected incarnations when they are few and easily found, else None."""
     ids: set[int] = set()
     for first, last in selection.path_ranges():
         for query in ("live_ids", "deleted_ids"):
-            found = run(connection, query, first=first, last=last, limit=CANDIDATES_MAX)
+            found = run(connection, query, first=first, last=end_of(last), limit=CANDIDATES_MAX)
             if len(found) == CANDIDATES_MAX:
                 return None
             ids.update(stream for stream, path in found if selection.takes(stream, path))

@@ -70,11 +70,12 @@ SELECT s.id, s.path FROM streams s WHERE s.id IN (SELECT DISTINCT stream FROM /*
 SELECT id, path, content_type FROM streams WHERE id IN (SELECT stream FROM /*rows*/)
 
 -- name: live_ids
--- Incarnations whose path lies in a range; two queries, because each has an index of its own.
-SELECT id, path FROM streams WHERE state < 2 AND path >= :first AND (:last IS NULL OR path < :last) LIMIT :limit
+-- Incarnations whose path lies in a range; two queries, because each has an index of its own. The
+-- end of a range without one is a blob, which comes after every text.
+SELECT id, path FROM streams WHERE state < 2 AND path >= :first AND path < :last LIMIT :limit
 
 -- name: deleted_ids
-SELECT id, path FROM streams WHERE state = 2 AND path >= :first AND (:last IS NULL OR path < :last) LIMIT :limit
+SELECT id, path FROM streams WHERE state = 2 AND path >= :first AND path < :last LIMIT :limit
 
 -- name: row_from_place
 -- The first row of a stream that starts at a place or after it; answered from the index alone.
@@ -153,4 +154,4 @@ WHERE last >= :low AND first <= :high ORDER BY last DESC
 
 -- name: purges_of_paths
 SELECT stream, path, first, last, runs FROM purges
-WHERE path >= :first AND (:last IS NULL OR path < :last) AND last >= :low AND +first <= :high
+WHERE path >= :first AND path < :last AND last >= :low AND +first <= :high

@@ -15,7 +15,7 @@ import apsw
 
 from fencepost.protocol.logs import Selection
 from fencepost.store.sqlite.database import Row
-from fencepost.store.sqlite.log_sources import QUERIES, bucket_of, run
+from fencepost.store.sqlite.log_sources import QUERIES, bucket_of, end_of, run
 
 
 def purge(connection: apsw.Connection, stream_id: int, rows_max: int) -> int:
@@ -78,7 +78,9 @@ def _records(
         yield from connection.execute(QUERIES["purges_between"], {"low": low, "high": high})
         return
     for first, last in selection.path_ranges():
-        yield from run(connection, "purges_of_paths", first=first, last=last, low=low, high=high)
+        yield from run(
+            connection, "purges_of_paths", first=first, last=end_of(last), low=low, high=high
+        )
 
 
 def _last_within(first: int, last: int, runs: bytes, low: int, high: int) -> int | None:
