@@ -1,5 +1,6 @@
 """What a store promises about commits: all of their appends or none, in one step, once."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -338,18 +339,16 @@ async def test_a_commit_over_more_than_the_memory_holds_forgets_nothing(tmp_path
     paths = [f"s{number}" for number in range(6)]
     for path in paths:
         await small.made(path)
-    for seq in range(4):
-        items = [
-            item(path, b"%d" % seq, producer=(producer, 0, seq))
-            for path in paths
-            for producer in ("p", "q", "r")
-        ]
-        assert isinstance(await ask_commit(small, *items), Committed)
+    producers = ("p", "q", "r")
+    for seq, path, producer in itertools.product(range(3), paths, producers):
+        await small.appended(path, b"%d" % seq, producer=(producer, 0, seq))
+    last = [item(path, b"3", producer=(producer, 0, 3)) for path in paths for producer in producers]
+    assert isinstance(await ask_commit(small, *last), Committed)
 
     await small.reopen()
 
     for path in paths:
-        for number, producer in enumerate(("p", "q", "r")):
+        for number, producer in enumerate(producers):
             for seq in range(4):
                 again = await ask_append(small, path, b"%d" % seq, producer=(producer, 0, seq))
                 assert isinstance(again, Duplicate)
