@@ -164,7 +164,7 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
     "a producer without messages": (
         "producer_without_batch",
         [
-            "INSERT INTO producers SELECT stream, 'ghost', 0, 0, first, 1, 0 FROM producers"
+            "INSERT INTO producers SELECT stream, 'ghost', 0, 0, first, 1, 0, '', 0 FROM producers"
             " WHERE id = 'a'"
         ],
     ),

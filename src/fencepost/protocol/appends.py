@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from fencepost.protocol.batches import Batch
+from fencepost.protocol.claims import Actor, EpochGuarded, NotHolder, held, refuse
 from fencepost.protocol.offsets import Offset
+from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Remembered, Stream, pack
 
 
@@ -39,6 +41,13 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     digest: bytes = b""
     # What only some requests have, behind one field so that the others pay for one.
     conditions: Conditions | None = None
+    # Who asks; None without authorization.
+    actor: Actor | None = None
+
+    @property
+    def principal(self) -> str:
+        """Whose request this is, as keys are scoped by; nobody's without authorization."""
+        return "" if self.actor is None else self.actor.name
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
@@ -196,6 +205,9 @@ AppendOutcome = (
     | ProducerMoved
     | TailMoved
     | SeqRegression
+    | NotHolder
+    | EpochGuarded
+    | TooFast
 )
 
 
@@ -222,6 +234,12 @@ def decide_append(
             return StaleEpoch(producer.epoch)
         if claim.epoch == producer.epoch and claim.seq <= producer.seq:
             return _duplicate(stream, producer, claim, request.digest, conditions)
+        if request.actor is not None:
+            forbidden = refuse(
+                request.actor, producer, claim.epoch, producer_id=claim.id, now_ms=now_ms
+            )
+            if forbidden is not None:
+                return forbidden
     if stream.closed:
         if request.batch is None and request.closes and claim is None:
             return AlreadyClosed(stream.tail)
@@ -258,6 +276,8 @@ def _accepted(
         advanced = Producer.opening(claim.id, claim.epoch, packed, position=position, now_ms=now_ms)
     else:
         advanced = producer.next(claim.seq, packed, position=position, now_ms=now_ms)
+    if request.actor is not None:
+        advanced = held(request.actor, producer, advanced)
     return Appended(start, tail, request.closes, advanced, last)
 
 

@@ -42,6 +42,8 @@ class Commit(NamedTuple):
     items: tuple[CommitItem, ...]
     key: str | None = None
     digest: bytes = b""
+    principal: str = ""
+    """Whose commit this is; the key is theirs."""
 
 
 class ItemMissing(NamedTuple):

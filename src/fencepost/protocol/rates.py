@@ -38,16 +38,20 @@ class Wait(NamedTuple):
     ms: int
 
 
-def take(bucket: Bucket | None, rate: Rate, now_ms: int) -> Bucket | Wait:
-    """The bucket with one token less, or how long until it has one. None is a full bucket."""
+def take(bucket: Bucket | None, rate: Rate, now_ms: int, cost: float = 1) -> Bucket | Wait:
+    """The bucket with `cost` tokens less, or how long until it has so many. None: it is full.
+
+    What costs more than a full bucket holds costs a full bucket.
+    """
+    cost = min(cost, rate.burst)
     tokens = rate.burst
     if bucket is not None:
         # A clock that went back refills nothing, and takes nothing away.
         elapsed_ms = max(0, now_ms - bucket.at_ms)
         tokens = min(rate.burst, bucket.tokens + elapsed_ms * rate.per_s / 1000)
-    if tokens < 1:
-        return Wait(ceil((1 - tokens) * 1000 / rate.per_s))
-    return Bucket(tokens - 1, now_ms)
+    if tokens < cost:
+        return Wait(ceil((cost - tokens) * 1000 / rate.per_s))
+    return Bucket(tokens - cost, now_ms)
 
 
 class Tally(NamedTuple):
@@ -106,11 +110,13 @@ class TooFast(NamedTuple):
     retry_after_ms: int
 
 
-def decide_append_pace(standing: Standing, pace: Pace, now_ms: int) -> Standing | TooFast:
-    """One more append, whatever comes of it."""
+def decide_append_pace(
+    standing: Standing, pace: Pace, now_ms: int, *, appends: int = 1
+) -> Standing | TooFast:
+    """Some more appends, whatever comes of them."""
     if pace.appends is None:
         return standing
-    taken = take(standing.appends, pace.appends, now_ms)
+    taken = take(standing.appends, pace.appends, now_ms, appends)
     if isinstance(taken, Wait):
         return TooFast("appends_per_s", taken.ms)
     return standing._replace(appends=taken)

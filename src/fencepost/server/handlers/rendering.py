@@ -21,6 +21,7 @@ from fencepost.protocol.appends import (
     TailMoved,
     TypeMismatch,
 )
+from fencepost.protocol.claims import EpochGuarded, NotHolder
 from fencepost.protocol.creates import (
     BadForkPoint,
     ConfigConflict,
@@ -33,6 +34,7 @@ from fencepost.protocol.creates import (
     SourceTypeMismatch,
 )
 from fencepost.protocol.offsets import Offset, wire
+from fencepost.protocol.rates import TooFast
 from fencepost.server.handlers.parsing import rfc3339
 from fencepost.server.http import Headers, Response
 from fencepost.server.problems import problem
@@ -119,6 +121,8 @@ def appended(outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown) 
             return failed(outcome)
         case KeyReused() | KeyDisagrees() | OtherContent() | ProducerMoved() | TailMoved():
             return _unmet(outcome)
+        case NotHolder() | EpochGuarded() | TooFast():
+            return _not_yours(outcome)
         case _:
             return _out_of_order(outcome)
 
@@ -175,6 +179,45 @@ def _out_of_order(
                 "Sequence regression",
                 f"Stream-Seq must be greater than {last!r}",
             )
+
+
+def _not_yours(outcome: NotHolder | EpochGuarded | TooFast) -> Response:
+    """What the rules for producer ids refuse, and for principals in a hurry."""
+    match outcome:
+        case NotHolder():
+            return refused(
+                403,
+                "producer_held",
+                "Held by another",
+                "another principal holds this epoch, and going on in it is for its holder only",
+            )
+        case EpochGuarded(left_ms):
+            when = "" if left_ms is None else " before its holder has sent nothing for too long,"
+            return refused(
+                403,
+                "epoch_guarded",
+                "Epoch guarded",
+                f"this epoch is not raised{when} except by an administrator with an Audit-Reason",
+                *(() if left_ms is None else (retry_after(left_ms),)),
+            )
+        case TooFast(limit, wait_ms):
+            return too_fast(limit, wait_ms)
+
+
+def too_fast(limit: str, retry_after_ms: int) -> Response:
+    """A principal went past one of its limits."""
+    return refused(
+        429,
+        "too_fast",
+        "Too fast",
+        f"you are past your {limit}: wait, then send the same request again",
+        retry_after(retry_after_ms),
+    )
+
+
+def retry_after(left_ms: int) -> tuple[bytes, bytes]:
+    """When it is worth coming back, in whole seconds."""
+    return (b"Retry-After", b"%d" % max(1, -(-left_ms // 1000)))
 
 
 def _unmet(

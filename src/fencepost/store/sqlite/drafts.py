@@ -21,8 +21,11 @@ from fencepost.protocol.appends import (
     key_record,
 )
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, StagedChunk
+from fencepost.protocol.claims import Standings
 from fencepost.protocol.commits import (
     CommitItem,
+    CommitOutcome,
+    Committed,
     ItemDeleted,
     ItemMissing,
     ItemOutcome,
@@ -34,7 +37,9 @@ from fencepost.protocol.commits import (
     PartTwice,
     PartUsed,
 )
+from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Stream
+from fencepost.store.sqlite.claims import Claims
 from fencepost.store.sqlite.ledger import Entry, Ledger
 
 
@@ -45,15 +50,26 @@ class Draft:
     and those of the draft are counted from here on.
     """
 
-    def __init__(self, ledger: Ledger, entries: Mapping[str, Entry | None], *, now_ms: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        entries: Mapping[str, Entry | None],
+        claims: Claims,
+        *,
+        now_ms: int,
+    ) -> None:
         self._ledger = ledger
+        self._claims = claims
         self._entries = entries
         self._now_ms = now_ms
         self._position = ledger.next_position
         self._next_stream = ledger.next_stream
         self._streams: dict[str, Stream] = {}
         self._producers: dict[tuple[int, str], Producer | None] = {}
-        self._keys: dict[tuple[int, str], KeyRecord] = {}
+        self._keys: dict[tuple[int, str, str], KeyRecord] = {}
+        self._tries: list[tuple[Append, Producer | None, AppendOutcome]] = []
+        self.standings: Standings = {}
+        """Where the draft leaves principals, if it is carried out."""
         self.parts: set[Part] = set()
         """The staged parts that the draft uses."""
         self.made: dict[str, Stream] = {}
@@ -93,12 +109,31 @@ class Draft:
             producer = self._producers[place]
         key = None
         if conditions is not None and conditions.key is not None:
-            key = self._keys.get((stream.id, conditions.key))
+            key = self._keys.get((stream.id, append.principal, conditions.key))
             if key is None and not is_made:
-                key = self._ledger.find_key(stream.id, conditions.key)
-        return decide_append(
+                key = self._ledger.find_key(stream.id, append.principal, conditions.key)
+        outcome = decide_append(
             stream, producer, append, key=key, position=self._position, now_ms=self._now_ms
         )
+        return outcome if append.actor is None else self._settle(append, producer, outcome)
+
+    def _settle(
+        self, append: Append, producer: Producer | None, outcome: AppendOutcome
+    ) -> AppendOutcome:
+        standings = {**self._claims.standings, **self.standings}
+        changed = self._claims.weigh(standings, append, producer, outcome, self._now_ms)
+        if isinstance(changed, TooFast):
+            return changed
+        self.standings.update(changed)
+        self._tries.append((append, producer, outcome))
+        return outcome
+
+    def audited(
+        self, outcome: CommitOutcome
+    ) -> list[tuple[Append, Producer | None, AppendOutcome]]:
+        """What the audit stream may have to tell: of a commit that is refused, the refusal."""
+        done = isinstance(outcome, Committed)
+        return [tried for tried in self._tries if isinstance(tried[2], Appended) == done]
 
     def _carry(self, stream: Stream, append: Append, outcome: Appended) -> None:
         stream.tail = outcome.tail
@@ -109,7 +144,7 @@ class Draft:
         conditions = append.conditions
         if conditions is not None and conditions.key is not None:
             record = key_record(append, outcome, now_ms=self._now_ms)
-            self._keys[stream.id, conditions.key] = record
+            self._keys[stream.id, append.principal, conditions.key] = record
         self._position += 0 if append.batch is None else append.batch.messages
         self._position += outcome.closed  # its marker
         self.decided.append((append, outcome))
@@ -174,6 +209,7 @@ class Draft:
             append.seq,
             hashed.digest()[:DIGEST_BYTES],
             append.conditions,
+            append.actor,
         )
         return _Gathered(gathered, used)
 

@@ -98,7 +98,7 @@ class LedgerGroup:
         self.created: set[int] = set()
         self.producers: dict[tuple[int, str], Producer] = {}
         self.parts: dict[int, tuple[Offset, list[bytes]]] = {}
-        self.keys: dict[tuple[int, str], tuple[KeyRecord, bytes]] = {}
+        self.keys: dict[tuple[int, str, str], tuple[KeyRecord, bytes]] = {}
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
         self.staging: Changes | None = None
         self.statements: list[tuple[str, tuple[object, ...]]] = []
@@ -213,7 +213,7 @@ class Ledger:
         return found
 
     def _load_producer(self, stream_id: int, producer_id: str, row: Row) -> Producer:
-        _, seq, _, position, _ = row
+        _, seq, _, position, *_ = row
         batches = fetch(self._connection, "recent_batches", (position, RECENT_BATCHES))
         producer = records.producer_from_rows(producer_id, row, batches)
         if len(batches) < min(seq + 1, RECENT_BATCHES):
@@ -232,22 +232,21 @@ class Ledger:
         }
         entry.producers = {key: entry.producers[key] for key in pending}
 
-    def find_key(self, stream_id: int, key: str) -> KeyRecord | None:
-        """What an Idempotency-Key of a stream stands for."""
-        for group in self._pending:
-            kept = group.keys.get((stream_id, key))
-            if kept is not None:
-                return kept[0]
-        rows = fetch(self._connection, "find_key", (stream_id, "", key))
-        return records.key_from_row(rows[0])[0] if rows else None
+    def find_key(self, stream_id: int, principal: str, key: str) -> KeyRecord | None:
+        """What an Idempotency-Key of a principal and a stream stands for."""
+        found = self._find_key((stream_id, principal, key))
+        return None if found is None else found[0]
 
-    def find_commit_key(self, key: str) -> tuple[KeyRecord, bytes] | None:
+    def find_commit_key(self, principal: str, key: str) -> tuple[KeyRecord, bytes] | None:
         """What the key of a whole commit stands for, and what was answered."""
+        return self._find_key((COMMITS, principal, key))
+
+    def _find_key(self, place: tuple[int, str, str]) -> tuple[KeyRecord, bytes] | None:
         for group in self._pending:
-            kept = group.keys.get((COMMITS, key))
+            kept = group.keys.get(place)
             if kept is not None:
                 return kept
-        rows = fetch(self._connection, "find_key", (COMMITS, "", key))
+        rows = fetch(self._connection, "find_key", place)
         return records.key_from_row(rows[0]) if rows else None
 
     # Deciding: each of these changes the ledger and the open group together
@@ -356,7 +355,7 @@ class Ledger:
             sent = NO_PRODUCER
         conditions = request.conditions
         if conditions is not None and conditions.key is not None:
-            place = (stream.id, conditions.key)
+            place = (stream.id, request.principal, conditions.key)
             self.keep_key(group, place, key_record(request, outcome, now_ms=now_ms))
         if request.seq is not None:
             stream.seq = request.seq
@@ -378,7 +377,11 @@ class Ledger:
         self.touch(group, entry)
 
     def keep_key(
-        self, group: LedgerGroup, place: tuple[int, str], record: KeyRecord, answer: bytes = b""
+        self,
+        group: LedgerGroup,
+        place: tuple[int, str, str],
+        record: KeyRecord,
+        answer: bytes = b"",
     ) -> None:
         """Remember what a key was used for, in the commit that it was used in."""
         group.keys[place] = (record, answer)
@@ -435,9 +438,9 @@ class Ledger:
                 group.updates.append((*hot, stream.id))
             group.views.append((entry, view_of(stream), entry.state))
         retention_ms = self._key_retention_ms
-        for (stream_id, key), (record, answer) in group.keys.items():
+        for place, (record, answer) in group.keys.items():
             expires_ms = None if retention_ms is None else record.created_ms + retention_ms
-            group.key_rows.append(records.key_columns(stream_id, key, record, answer, expires_ms))
+            group.key_rows.append(records.key_columns(*place, record, answer, expires_ms))
         group.counters = (self.next_position, self.next_stream, self.last_ms)
 
     def committed(self, group: LedgerGroup) -> list[Published]:

@@ -99,7 +99,16 @@ SELECT count(*) FROM parts WHERE committed IS NULL
 DELETE FROM keys WHERE stream = ?
 
 -- name: find_producer
-SELECT epoch, seq, first, position, updated_ms FROM producers WHERE stream = ? AND id = ?
+SELECT epoch, seq, first, position, updated_ms, principal, claim
+FROM producers WHERE stream = ? AND id = ?
+
+-- name: open_claims
+-- How many claims each principal has open; those of deleted streams are over.
+SELECT p.principal, count(*) FROM producers p JOIN streams s ON s.id = p.stream
+WHERE p.claim = 1 AND s.state = 0 GROUP BY p.principal
+
+-- name: open_claims_of
+SELECT id, principal FROM producers WHERE stream = ? AND claim = 1
 
 -- name: recent_batches
 -- A producer's newest batches, the oldest of them first: each row of the log names the one before.
@@ -120,11 +129,12 @@ SELECT epoch, seq, batches FROM remembered WHERE stream = ? AND producer = ?
 INSERT INTO truncations (position, stream, at_ms) VALUES (?, ?, ?)
 
 -- name: save_producer
-INSERT INTO producers (stream, id, epoch, seq, first, position, updated_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO producers (stream, id, epoch, seq, first, position, updated_ms, principal, claim)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET
     epoch = excluded.epoch, seq = excluded.seq, first = excluded.first,
-    position = excluded.position, updated_ms = excluded.updated_ms
+    position = excluded.position, updated_ms = excluded.updated_ms,
+    principal = excluded.principal, claim = excluded.claim
 
 -- name: expired_streams
 -- Streams whose stored deadline has passed; the true one may have been moved in memory since.

@@ -115,9 +115,9 @@ def cold_columns(stream: Stream) -> Row:
 
 def producer_from_rows(producer_id: str, row: Row, batches: list[Row]) -> Producer:
     """A producer from its own row and those of its recent batches, the newest last."""
-    epoch, seq, first, position, updated_ms = row
+    epoch, seq, first, position, updated_ms, principal, claim = row
     recent = b"".join(pack(Offset(messages, size), digest) for messages, size, digest in batches)
-    return Producer(producer_id, epoch, seq, first, recent, position, updated_ms)
+    return Producer(producer_id, epoch, seq, first, recent, position, updated_ms, principal, claim)
 
 
 def with_remembered(
@@ -143,6 +143,8 @@ def producer_columns(stream_id: int, producer: Producer) -> Row:
         producer.first,
         producer.position,
         producer.updated_ms,
+        producer.principal,
+        producer.claim,
     )
 
 
@@ -156,12 +158,17 @@ def key_from_row(row: Row) -> tuple[KeyRecord, bytes]:
 
 
 def key_columns(
-    stream_id: int, key: str, record: KeyRecord, answer: bytes, expires_ms: int | None
+    stream_id: int,
+    principal: str,
+    key: str,
+    record: KeyRecord,
+    answer: bytes,
+    expires_ms: int | None,
 ) -> Row:
     """A key in the order of `save_key`."""
     return (
         stream_id,
-        "",
+        principal,
         key,
         record.digest,
         *record.start,

@@ -25,6 +25,7 @@ from fencepost.protocol.appends import (
     Replayed,
     decide_append,
 )
+from fencepost.protocol.claims import EpochGuarded, NotHolder
 from fencepost.protocol.commits import (
     Commit,
     CommitKeyReused,
@@ -44,6 +45,7 @@ from fencepost.protocol.creates import (
     decide_create,
 )
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
 from fencepost.protocol.streams import Stream
 from fencepost.store.commit import GroupCommit
@@ -67,6 +69,7 @@ from fencepost.store.contract import (
     Watcher,
 )
 from fencepost.store.sqlite import purges, reading
+from fencepost.store.sqlite.claims import Claims
 from fencepost.store.sqlite.database import (
     BUSY_MS_MAX,
     FILE,
@@ -135,6 +138,7 @@ class SqliteStore:
             producers_max=settings.producers_cached_max,
             key_retention_ms=settings.key_retention_s * 1000 or None,
         )
+        self.claims = Claims(self._lookups)
         self._listeners: list[Listener] = []
         self._watchers: list[Watcher] = []
         self.counts = Counts()
@@ -209,6 +213,11 @@ class SqliteStore:
             done(Failed(full=False))
             return
         now_ms = self.tick()
+        if request.actor is not None:
+            too_fast = self.claims.pace(request.actor, now_ms)
+            if too_fast is not None:
+                self._answer(done, too_fast)
+                return
         entry = self._alive(request.path, now_ms)
         conditions = request.conditions
         if entry is None and conditions is not None and conditions.makes is not None:
@@ -221,7 +230,7 @@ class SqliteStore:
         producer = None if claim is None else self.ledger.find_producer(entry, claim.id)
         key = None
         if conditions is not None and conditions.key is not None:
-            key = self.ledger.find_key(entry.stream.id, conditions.key)
+            key = self.ledger.find_key(entry.stream.id, request.principal, conditions.key)
         outcome = decide_append(
             entry.stream,
             producer,
@@ -230,13 +239,17 @@ class SqliteStore:
             position=self.ledger.next_position,
             now_ms=now_ms,
         )
+        if request.actor is not None:
+            outcome = self.claims.settle(request, producer, outcome, now_ms)
         if isinstance(outcome, Appended):
             self.ledger.apply(self.commits.group, entry, request, outcome, now_ms)
             self.counts.add(request)
-        else:
+        elif not isinstance(outcome, NotHolder | EpochGuarded | TooFast):
             self.counts.duplicates += isinstance(outcome, Duplicate | Replayed)
             if self.ledger.slide(entry, now_ms):
                 self.ledger.touch(self.commits.group, entry)
+        if request.actor is not None:
+            self.claims.tell(request, producer, outcome, now_ms)
         self._answer(done, outcome)
 
     def _append_to_new(
@@ -250,6 +263,7 @@ class SqliteStore:
         stream = Stream(self.ledger.next_stream, request.path, content_type, created_ms=now_ms)
         position = self.ledger.next_position
         outcome = decide_append(stream, None, request, position=position, now_ms=now_ms)
+        outcome = self.claims.settle(request, None, outcome, now_ms)
         if isinstance(outcome, Appended):
             entry = self._make(stream)
             self.ledger.apply(self.commits.group, entry, request, outcome, now_ms)
@@ -268,7 +282,7 @@ class SqliteStore:
             done(Failed(full=False))
             return
         now_ms = self.tick()
-        known = None if request.key is None else self.ledger.find_commit_key(request.key)
+        known = None if request.key is None else self._commit_key(request)
         if known is not None:
             record, answer = known
             same = record.digest == request.digest
@@ -276,9 +290,14 @@ class SqliteStore:
                 done, CommitReplayed(answer) if same else CommitKeyReused(record.created_ms)
             )
             return
+        first = request.items[0].append
+        too_fast = self.claims.pace(first.actor, now_ms, appends=len(request.items))
+        if too_fast is not None:
+            self._answer(done, CommitRefused(0, too_fast))
+            return
         paths = dict.fromkeys(item.append.path for item in request.items)
         entries = {path: self._alive(path, now_ms) for path in paths}
-        draft = Draft(self.ledger, entries, now_ms=now_ms)
+        draft = Draft(self.ledger, entries, self.claims, now_ms=now_ms)
         outcomes = []
         for item in request.items:
             outcomes.append(draft.decide(item))
@@ -288,6 +307,9 @@ class SqliteStore:
         if isinstance(outcome, Committed):
             self._carry_out(draft)
             self._keep_commit(request, draft, outcome, now_ms)
+            self.claims.standings.update(draft.standings)
+        for append, before, decided in draft.audited(outcome):
+            self.claims.tell(append, before, decided, now_ms)
         self._answer(done, outcome)
 
     def _keep_commit(self, request: Commit, draft: Draft, outcome: Committed, now_ms: int) -> None:
@@ -298,7 +320,12 @@ class SqliteStore:
         if request.key is not None:
             record = KeyRecord(request.digest, START, START, False, last, now_ms)
             answer = describe_commit(request, outcome)
-            self.ledger.keep_key(group, (COMMITS, request.key), record, answer)
+            place = (COMMITS, request.principal, request.key)
+            self.ledger.keep_key(group, place, record, answer)
+
+    def _commit_key(self, request: Commit) -> tuple[KeyRecord, bytes] | None:
+        assert request.key is not None
+        return self.ledger.find_commit_key(request.principal, request.key)
 
     def _carry_out(self, draft: Draft) -> None:
         """Do what a draft has decided, on the ledger and in the open group."""
@@ -430,6 +457,7 @@ class SqliteStore:
         return True
 
     def _remove(self, entry: Entry, kind: int) -> None:
+        self.claims.end_all(entry, self.ledger.last_ms)
         self.ledger.remove(self.commits.group, entry, kind)
         for watcher in self._watchers:
             watcher.removed(entry.stream.id, entry.stream.path)
@@ -643,6 +671,7 @@ class SqliteStore:
 
     def reset(self) -> None:
         self.ledger.reset()
+        self.claims.reset()
         for watcher in self._watchers:
             watcher.reset()
 

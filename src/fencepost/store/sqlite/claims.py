@@ -1,0 +1,121 @@
+"""Where principals stand: their rates, their open claims, and what goes to the audit stream.
+
+Rates live in memory and begin anew with the process. Open claims are counted from disk when the
+store opens or a commit failed, and from then on by what is decided. Without authorization nothing
+here is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import apsw
+
+from fencepost.protocol.appends import Append, Appended, AppendOutcome
+from fencepost.protocol.claims import (
+    Actor,
+    AuditEvent,
+    EpochGuarded,
+    NotHolder,
+    Standings,
+    audit,
+    decide_standings,
+)
+from fencepost.protocol.rates import NEW, TooFast, decide_append_pace, ended
+from fencepost.protocol.streams import CLAIMED, Producer
+from fencepost.store.sqlite.database import fetch
+from fencepost.store.sqlite.ledger import Entry
+
+
+class Claims:
+    """The standings of all principals, as after all decisions made so far."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self.standings: Standings = {}
+        self.auditor: Callable[[AuditEvent], None] | None = None
+        """Told of what the audit stream should hold, while the group is open that it is about."""
+        self.refused = 0
+        """Appends refused for being too fast, for the metrics."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Count the open claims that are on disk; rates go on."""
+        counts = {str(name): int(count) for name, count in fetch(self._connection, "open_claims")}
+        for name in {*self.standings, *counts}:
+            standing = self.standings.get(name, NEW)
+            self.standings[name] = standing._replace(open_claims=counts.get(name, 0))
+
+    def pace(self, actor: Actor | None, now_ms: int, appends: int = 1) -> TooFast | None:
+        """Count appends that are about to be decided, or say that they come too fast."""
+        if actor is None or actor.principal.pace.appends is None:
+            return None
+        standing = self.standings.get(actor.name, NEW)
+        paced = decide_append_pace(standing, actor.principal.pace, now_ms, appends=appends)
+        if isinstance(paced, TooFast):
+            self.refused += 1
+            return paced
+        self.standings[actor.name] = paced
+        return None
+
+    def settle(
+        self, request: Append, before: Producer | None, outcome: AppendOutcome, now_ms: int
+    ) -> AppendOutcome:
+        """The outcome, unless what it would claim or raise comes too fast."""
+        changed = self.weigh(self.standings, request, before, outcome, now_ms)
+        if isinstance(changed, TooFast):
+            return changed
+        self.standings.update(changed)
+        return outcome
+
+    def weigh(
+        self,
+        standings: Standings,
+        request: Append,
+        before: Producer | None,
+        outcome: AppendOutcome,
+        now_ms: int,
+    ) -> Standings | TooFast:
+        """How principals would stand after an outcome; only those that change."""
+        if request.actor is None or not isinstance(outcome, Appended) or outcome.producer is None:
+            return {}
+        found = decide_standings(standings, request.actor, before, outcome.producer, now_ms)
+        self.refused += isinstance(found, TooFast)
+        return found
+
+    def tell(
+        self, request: Append, before: Producer | None, outcome: AppendOutcome, now_ms: int
+    ) -> None:
+        """Audit an append that was carried out, or that the rules for its producer id refuse."""
+        actor, claim = request.actor, request.producer
+        if actor is None or claim is None or self.auditor is None:
+            return
+        if isinstance(outcome, Appended):
+            refusal = None
+        elif isinstance(outcome, NotHolder | EpochGuarded):
+            refusal = outcome
+        else:
+            return
+        event = audit(actor, request.path, claim.epoch, claim.id, before, refusal, now_ms)
+        if event is not None:
+            self.auditor(event)
+
+    def end_all(self, entry: Entry, now_ms: int) -> None:
+        """A stream goes, and the claims on it with it: nobody has abandoned those."""
+        if not any(standing.open_claims for standing in self.standings.values()):
+            return
+        for name in _open_claims(
+            fetch(self._connection, "open_claims_of", (entry.stream.id,)), entry
+        ):
+            standing = self.standings.get(name, NEW)
+            self.standings[name] = ended(standing, abandoned=False, now_ms=now_ms)
+
+
+def _open_claims(rows: Iterable[tuple[object, ...]], entry: Entry) -> list[str]:
+    """The holders of a stream's open claims: those on disk, and what was decided since."""
+    found = {str(producer_id): str(principal) for producer_id, principal in rows}
+    for producer_id, producer in entry.producers.items():
+        found.pop(producer_id, None)
+        if producer is not None and producer.claim == CLAIMED:
+            found[producer_id] = producer.principal
+    return list(found.values())
