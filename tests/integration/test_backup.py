@@ -17,8 +17,10 @@ import apsw
 import pytest
 
 from fencepost.store.sqlite import backup as copies
-from fencepost.store.sqlite.check import check
+from fencepost.store.sqlite.check import check, open_to_read
 from fencepost.store.sqlite.database import FILE, FolderInUseError, FolderLock
+from fencepost.testing.clock import SimClock
+from tests.contract.subject import SqliteEngine, Subject
 from tests.integration.folders import furnish
 from tests.integration.raw import Connection, ask
 from tests.serving import ServerProcess
@@ -148,11 +150,29 @@ def test_writers_go_on_while_a_copy_is_taken(
     copies.backup(folder, tmp_path / "copy.db", progress=between_two_steps)
 
     assert len(steps) == 3
-    # SQLite's own patience with readers is ten seconds; writers have none of it.
     assert load.slowest_s < 5
     # The copy is of the moment it began at, not of any later one.
     assert all(map(int.__lt__, seqs(tmp_path / "copy.db"), steps[0]))
     assert check(tmp_path / "copy.db").is_clean
+
+
+async def test_writers_do_not_wait_for_a_reader_of_the_write_ahead_log(tmp_path: Path) -> None:
+    engine = SqliteEngine(tmp_path / "data", SimClock())
+    subject = Subject(engine, SimClock())
+    assert engine.store is not None
+    await subject.made("s")
+    with open_to_read(tmp_path / "data" / FILE) as reader, reader:
+        reader.execute("SELECT count(*) FROM log").fetchall()
+        await subject.appended("s", b"written behind the reader's back")
+        began = time.monotonic()
+
+        restarted = await engine.store.restart_log()
+
+        assert not restarted
+        assert time.monotonic() - began < 5  # SQLite's own patience is ten seconds
+        await subject.appended("s", b"and on it goes")
+    assert await engine.store.restart_log()
+    await subject.close()
 
 
 def test_a_killed_backup_leaves_nothing_that_looks_like_one(
