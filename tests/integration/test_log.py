@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.integration.log_support import ARROW, Client
+from tests.integration.log_support import ARROW, JSON, Client
 from tests.serving import ServerProcess
 
 
@@ -133,6 +133,43 @@ def test_the_same_range_gives_the_same_bytes_whatever_happens_to_its_streams(
     assert len(first.lines()) == 5
     assert client.log(asked).body == first.body
     assert client.log(asked, Accept=ARROW).body == first_arrow.body
+
+
+def test_staged_parts_are_in_the_log_from_their_commit_on(client: Client) -> None:
+    for chunk, data in enumerate(("[1,2]", '[{"three":3}]')):
+        reply = client.ask("POST", f"/v1/staging/log/p?chunk={chunk}", data, Content_Type=JSON)
+        assert reply.status == 201
+    before = head_of(client)
+    assert client.read_all("stream=staged/a") == []
+
+    append = {
+        "stream": "staged/a",
+        "content_type": JSON,
+        "auto_create": True,
+        "parts": [{"txn": "log", "part": "p"}],
+    }
+    committed = client.ask("POST", "/v1/commit", json.dumps({"appends": [append]}))
+
+    assert committed.status == 200, committed.body
+    lines = client.read_all("stream=staged/a")
+    assert [line["data"] for line in lines] == [1, 2, {"three": 3}]
+    assert [line["position"] for line in lines] == [before + 1, before + 2, before + 3]
+    body = client.log("stream=staged/a", Accept=ARROW).body
+    values = pa.ipc.open_stream(body).read_all()["value"].to_pylist()
+    assert values == [b"1", b"2", b'{"three":3}']
+
+
+def test_truncated_messages_stay_in_the_log_and_a_marker_follows_them(client: Client) -> None:
+    client.create("cut/a")
+    kept_from = client.append("cut/a", "[1,2]").headers["stream-next-offset"]
+    client.append("cut/a", "3")
+
+    cut = client.ask("POST", f"/v1/stream/cut/a?truncate&before={kept_from}")
+
+    assert cut.status < 300, cut.body
+    lines = client.read_all("stream=cut/a")
+    assert [line.get("data") for line in lines] == [1, 2, 3, None]
+    assert (lines[3]["marker"], lines[3]["offset"]) == ("truncated", kept_from)
 
 
 def test_a_fork_shows_only_its_own_messages(client: Client) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import apsw
 import pytest
 
+from fencepost.protocol.globs import Glob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import Part, Selection
-from fencepost.store.log_contract import Plan, PlanQuery
+from fencepost.store.log_contract import LogChunk, LogQuery, Plan, PlanQuery
 from fencepost.store.sqlite import plans, purges
 from fencepost.store.sqlite.database import FILE, connect
-from fencepost.store.sqlite.logs import SqliteLogs
+from fencepost.store.sqlite.logs import SqliteLogs, read_log
 from fencepost.store.sqlite.reading import Readers
 from tests.integration.log_support import ARROW, Client
 from tests.serving import ServerProcess
@@ -101,6 +102,12 @@ def test_a_plan_of_an_empty_range_is_empty(written: Client) -> None:
 
 
 # Many positions, without a server: what is written down in advance, and what a purge does to it.
+
+
+def glob(text: str) -> Glob:
+    parsed = parse_glob(text)
+    assert isinstance(parsed, Glob)
+    return parsed
 
 
 class OneConnection(Readers):
@@ -189,6 +196,45 @@ async def test_what_is_written_down_in_advance_changes_no_plan(
     assert plans.untallied(connection) == []
     assert [await planned(connection, query) for query in queries] == before
     assert before[-1].at == 16_999
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        *SELECTIONS,
+        Selection(globs=[glob("many/*")]),
+        Selection(globs=[glob("*/7"), glob("many/2*")]),
+        Selection(["many/1"], [glob("**/9")], Part(0, 2)),
+    ],
+)
+@pytest.mark.parametrize("limit", [100, 5_000, 100_000])
+def test_however_rows_are_found_they_are_the_selected_ones_in_order(
+    filled: Path, selection: Selection, limit: int
+) -> None:
+    connection = connect(filled)
+    paths: dict[Any, Any] = dict(connection.execute("SELECT id, path FROM streams"))
+    wanted = [
+        position
+        for position, stream in connection.execute("SELECT position, stream FROM log")
+        if selection.takes(stream, paths[stream])
+    ]
+
+    seen: list[int] = []
+    after = -1
+    while after < ROWS - 1:
+        query = LogQuery(selection, after, None, messages_max=limit, bytes_max=1 << 20)
+        with connection:
+            chunk = read_log(connection, query, Limits())
+        assert isinstance(chunk, LogChunk)
+        assert chunk.next > after
+        after = chunk.next
+        if chunk.rows is not None:
+            assert len(chunk.rows.positions) <= limit
+            assert max(chunk.rows.positions) <= after
+            seen += chunk.rows.positions
+
+    assert seen == wanted
     connection.close()
 
 

@@ -255,14 +255,15 @@ def bounded_end(
         if _within(whole, rows_max, bytes_max):
             total = whole
             continue
-        return _end_within(scale.messages(stretch), total, until, rows_max, bytes_max)
+        messages = scale.messages(stretch)
+        return _end_within(messages, total, stretch.last, rows_max, bytes_max)
     return End(until, total)
 
 
 def _end_within(
     messages: Sequence[tuple[int, int]],
     before: Weight,
-    until: int,
+    last: int,
     rows_max: int | None,
     bytes_max: int | None,
 ) -> End:
@@ -276,8 +277,9 @@ def _end_within(
     if before.rows == 0:
         fits = max(fits, 1)
     fits = min(fits, len(messages))
-    # The end is just below the message that does not fit, whatever streams lie between.
-    end = messages[fits][0] - 1 if fits < len(messages) else until
+    # The end is just below the message that does not fit, whatever streams lie between. All of them
+    # are taken only where the first one alone is too much already.
+    end = messages[fits][0] - 1 if fits < len(messages) else messages[-1][0] if messages else last
     return End(end, Weight(before.rows + fits, sums[fits]))
 
 

@@ -116,10 +116,12 @@ def _parsed(column: Integers) -> pa.Array:
     pa = require()
     if column.has_nulls:
         return pa.array(column.values_or_nulls(), pa.int64())
+    # As buffers, because making an array of one Python string looks for numpy each time.
+    text = column.text[1:-1].encode()
+    ends = pa.py_buffer(array("i", (0, len(text))))
+    whole = pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(text)])
     pc = pa.compute
-    return pc.cast(
-        pc.list_flatten(pc.split_pattern(pa.array([column.text[1:-1]]), ",")), pa.int64()
-    )
+    return pc.cast(pc.list_flatten(pc.split_pattern(whole, ",")), pa.int64())
 
 
 def _integers(code: str, numbers: Iterable[int]) -> pa.Array:

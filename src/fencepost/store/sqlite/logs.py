@@ -275,17 +275,14 @@ def _gather(
         source = Source(source.name, {"positions": json.dumps(list(positions))})
     else:
         source = source.between(positions[0], positions[-1])
-    streams, starts, versions, times_ms = map(Integers, run(connection, "columns", source)[0])
-    producers = epochs = seqs = None
-    if measured.produced:
-        [(ids, epoch, seq)] = run(connection, "producers", source)
-        producers = _TEXTS_OR_NOT.decode(ids)
-        epochs, seqs = Integers(epoch), Integers(seq)
     joined, batches = b"", None
     if counts is None:
-        [(joined,)] = run(connection, "joined_data", source)
+        [(*texts, joined)] = run(connection, "columns_and_data", source)
     else:
+        texts = list(run(connection, "columns", source)[0])
         batches = run(connection, "batches", source)
+    ids = texts.pop(4)
+    streams, starts, versions, times_ms, epochs, seqs = map(Integers, texts)
     skip = max(low - positions[0], 0)
     messages = len(positions) if counts is None else sum(counts)
     over = positions[-1] + (1 if counts is None else counts[-1]) - 1 - last
@@ -298,17 +295,17 @@ def _gather(
         starts=starts,
         versions=versions,
         times_ms=times_ms,
-        producers=producers,
-        epochs=epochs,
-        seqs=seqs,
+        producers=_TEXTS_OR_NOT.decode(ids) if measured.produced else None,
+        epochs=epochs if measured.produced else None,
+        seqs=seqs if measured.produced else None,
         joined=joined,
         batches=batches,
-        names=_names(connection, source),
+        names=_names(connection, set(streams.values())),
         skip=skip,
         take=messages - skip - max(over, 0),
     )
 
 
-def _names(connection: apsw.Connection, source: Source) -> dict[int, Named]:
-    found: list[Any] = run(connection, "names", source)
+def _names(connection: apsw.Connection, ids: set[int]) -> dict[int, Named]:
+    found: list[Any] = run(connection, "names", streams=json.dumps(list(ids)))
     return {stream: Named(path, content_type) for stream, path, content_type in found}

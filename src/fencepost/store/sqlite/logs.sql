@@ -44,16 +44,17 @@ SELECT json_group_array(kind) FROM /*rows*/
 
 -- name: columns
 SELECT json_group_array(stream), json_group_array(start_bytes), json_group_array(version),
-       json_group_array(at_ms)
+       json_group_array(at_ms), json_group_array(producer), json_group_array(epoch),
+       json_group_array(producer_seq)
 FROM /*rows*/
 
--- name: producers
-SELECT json_group_array(producer), json_group_array(epoch), json_group_array(producer_seq)
-FROM /*rows*/
-
--- name: joined_data
--- The payloads of rows of one message each; markers have none.
-SELECT CAST(COALESCE(group_concat(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''),
+-- name: columns_and_data
+-- The same with the payloads of rows of one message each, one behind the other; markers have none.
+-- All in one pass, because going over the rows is a good part of the cost.
+SELECT json_group_array(stream), json_group_array(start_bytes), json_group_array(version),
+       json_group_array(at_ms), json_group_array(producer), json_group_array(epoch),
+       json_group_array(producer_seq),
+       CAST(COALESCE(group_concat(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''),
                      '') AS BLOB)
 FROM /*rows*/
 
@@ -67,7 +68,7 @@ FROM /*rows*/
 SELECT s.id, s.path FROM streams s WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
 
 -- name: names
-SELECT id, path, content_type FROM streams WHERE id IN (SELECT stream FROM /*rows*/)
+SELECT id, path, content_type FROM streams WHERE id IN (SELECT value FROM json_each(:streams))
 
 -- name: live_ids
 -- Incarnations whose path lies in a range; two queries, because each has an index of its own. The
