@@ -424,6 +424,25 @@ def test_a_part_is_staged_chunk_by_chunk_and_committed_once(wire: Connection) ->
     assert messages(wire, path) == [1, 2, 1, 2]
 
 
+def test_the_log_shows_a_part_when_it_is_committed_and_in_its_order(wire: Connection) -> None:
+    path, txn = make(wire, fresh()), fresh()
+    target = f"/v1/log?match={path}"
+    for chunk in (1, 0):
+        stage(wire, f"{txn}/p", b"[%d,%d]" % (chunk, chunk), chunk)
+    assert wire.ask("GET", target).body == b""
+
+    parts = [{"txn": txn, "part": "p"}]
+    done = commit(wire, data(path, "first"), {"stream": path, "parts": parts, "close": True})
+
+    rows = [json.loads(line) for line in wire.ask("GET", target).body.splitlines()]
+    shown = [row for row in rows if row.get("data") is not None]
+    assert [row["data"] for row in shown] == ["first", 0, 0, 1, 1]
+    positions = [row["position"] for row in shown]
+    assert positions == list(range(positions[0], positions[0] + 5))
+    told = [append["position"] for append in json.loads(done.body)["appends"]]
+    assert told == [positions[0], positions[-1]]
+
+
 def test_parts_that_are_missing_incomplete_repeated_or_mixed_are_refused(wire: Connection) -> None:
     path, txn = make(wire, fresh()), fresh()
     stage(wire, f"{txn}/gap", b"1", 1)
