@@ -118,10 +118,11 @@ def measurements(scale: Scale) -> list[Measurement]:
             (OURS, REFERENCE_FILE) if scale.quick else (OURS,),
         )
     )
-    # Imported here because it measures with the tools of this module.
+    # Imported here because they measure with the tools of this module.
+    from benchmarks.conditions import condition_measurements
     from benchmarks.logs import log_measurements
 
-    return rows + log_measurements(scale)
+    return rows + condition_measurements(scale) + log_measurements(scale)
 
 
 def case_names() -> list[str]:

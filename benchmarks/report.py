@@ -23,6 +23,7 @@ TITLES = {
     "catch-up": "catch-up as bytes, one connection",
     "catch-up-json": "catch-up as JSON, one connection",
     "sse": "SSE readers of one stream: from when a message was due to its last reader (p50 / p99)",
+    "conditions": "100-byte appends with conditions, pipelined over one connection",
     "log": "the global log from start to head, one reader",
     "restart": "restart: from the start of the process to its first answered read",
 }
@@ -131,6 +132,8 @@ def _cell(row: Measurement, outcome: Outcome | None) -> str:
             return f"{m['mb_per_second']:,.0f} MB/s\n{_latency(m)}"
         case "mb_per_second":
             return f"{m['mb_per_second']:,.0f} MB/s\npeak {m['peak_mb']:,.0f} MB"
+        case "per_core":
+            return f"{m['per_core']:,.0f} per second of processor\n{m['rate']:,.0f}/s"
         case "rows_per_second":
             return (
                 f"{m['rows_per_second']:,.0f} rows/s, {m['mb_per_second']:,.0f} MB/s\n"
