@@ -455,6 +455,8 @@ def test_parts_that_are_missing_incomplete_repeated_or_mixed_are_refused(wire: C
 
     assert refusal(of("none")) == (409, "part_missing", 1)
     assert refusal(of("gap")) == (409, "part_incomplete", 1)
+    short = {"stream": path, "parts": [{"txn": txn, "part": "json", "chunks": 2}]}
+    assert refusal(commit(wire, data(path, 0), short)) == (409, "part_incomplete", 1)
     assert refusal(of("json", "json")) == (400, "part_repeated", 1)
     assert refusal(of("text", "json")) == (409, "part_type_mismatch", 1)
     assert refusal(of("json", "text")) == (409, "part_type_mismatch", 1)

@@ -34,6 +34,8 @@ class CommitItem(NamedTuple):
 
     append: Append
     parts: tuple[Part, ...] = ()
+    chunks: tuple[int | None, ...] = ()
+    """How many chunks each part must have, in the order of `parts`; None where nobody counted."""
 
 
 class Commit(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -40,6 +40,7 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import JSON, media_type
+from fencepost.server import access
 from fencepost.server.handlers import parsing, rendering
 from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
@@ -71,6 +72,7 @@ class _Producer(msgspec.Struct, forbid_unknown_fields=True):
 class _Part(msgspec.Struct, forbid_unknown_fields=True):
     txn: str
     part: str
+    chunks: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class _Item(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,6 +90,7 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
     if_none_match: Literal["*"] | None = None
     auto_create: bool = False
     key: str | None = None
+    claim_end: Literal["released", "completed"] | None = None
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,11 +111,13 @@ class Commits:
         if request.repeated:
             parsing.refuse_repeated(request)
         commit = self._parse(request)
-        self._store.commit(commit, lambda outcome: answer(_committed(commit, outcome)))
+        may_read = access.may_read(request.principal)
+        self._store.commit(commit, lambda outcome: answer(_committed(commit, outcome, may_read)))
 
     def stage(self, request: Request, answer: Respond) -> None:
         if request.repeated:
             parsing.refuse_repeated(request)
+        access.staging_allowed(request)
         upload = self._parse_upload(request)
         self._store.stage(upload, lambda outcome: answer(_staged(upload, outcome)))
 
@@ -134,16 +139,17 @@ class Commits:
         items = []
         for index, item in enumerate(body.appends):
             try:
-                items.append(self._item(item))
+                items.append(self._item(item, request))
             except RefusedError as error:
                 error.response = _at_item(error.response, index)
                 raise
         key = parsing.text_header(request, b"idempotency-key", self._limits.key_bytes_max)
         if key is not None:
             parsing.check_key(key)
-        return Commit(tuple(items), key, hashlib.sha256(request.body).digest()[:DIGEST_BYTES])
+        mark = hashlib.sha256(request.body).digest()[:DIGEST_BYTES]
+        return Commit(tuple(items), key, mark, access.name_of(request.principal))
 
-    def _item(self, item: _Item) -> CommitItem:
+    def _item(self, item: _Item, request: Request) -> CommitItem:
         limits = self._limits
         path = parsing.check_path(item.stream)
         if len(path.encode()) > limits.path_bytes_max:
@@ -167,8 +173,12 @@ class Commits:
             _bounded(item.stream_seq, "stream_seq", limits.stream_seq_bytes_max),
             mark,
             self._conditions(item, kind),
+            access.actor_of(request, path, item.claim_end),
         )
-        return CommitItem(append, tuple(Part(part.txn, part.part) for part in item.parts))
+        access.append_allowed(append, has_data=bool(item.parts))
+        scope = access.scope_of(request.principal)
+        parts = tuple(Part(scope + part.txn, part.part) for part in item.parts)
+        return CommitItem(append, parts, tuple(part.chunks for part in item.parts))
 
     def _batch(self, item: _Item, kind: str | None) -> Batch | None:
         data = bytes(item.data)
@@ -246,7 +256,8 @@ class Commits:
         batch = parsing.batch_of(request.body, media, self._limits) if request.body else None
         if batch is None:
             raise bad("body_empty", "a chunk holds at least one message")
-        return Upload(Part(txn, part), ordinal, media, batch, digest(media, False, batch.data))
+        named = Part(access.scope_of(request.principal) + txn, part)
+        return Upload(named, ordinal, media, batch, digest(media, False, batch.data))
 
 
 def _bounded(value: str | None, name: str, bytes_max: int) -> str | None:
@@ -265,14 +276,18 @@ def _too_large(what: str, name: str, limit: int) -> RefusedError:
     )
 
 
-def _committed(commit: Commit, outcome: CommitOutcome | Failed | Unknown) -> Response:
+def _committed(
+    commit: Commit, outcome: CommitOutcome | Failed | Unknown, may_read: Callable[[str], bool]
+) -> Response:
     match outcome:
         case Committed():
-            return _described(describe_commit(commit, outcome), duplicate=False)
+            answer = _readable(commit, describe_commit(commit, outcome), may_read)
+            return _described(answer, duplicate=False)
         case CommitDuplicate():
-            return _described(describe_commit(commit, outcome), duplicate=True)
-        case CommitReplayed(answer):
+            answer = _readable(commit, describe_commit(commit, outcome), may_read)
             return _described(answer, duplicate=True)
+        case CommitReplayed(answer):
+            return _described(_readable(commit, answer, may_read), duplicate=True)
         case CommitKeyReused(first_used_ms):
             return refused(
                 409,
@@ -292,6 +307,17 @@ def _committed(commit: Commit, outcome: CommitOutcome | Failed | Unknown) -> Res
             )
         case Failed() | Unknown():
             return rendering.failed(outcome)
+
+
+def _readable(commit: Commit, answer: bytes, may_read: Callable[[str], bool]) -> bytes:
+    """An answer that says of streams which may not be read only that they were appended to."""
+    if all(may_read(item.append.path) for item in commit.items):
+        return answer
+    shown = [
+        append if may_read(append["stream"]) else {"stream": append["stream"]}
+        for append in msgspec.json.decode(answer)["appends"]
+    ]
+    return msgspec.json.encode({"appends": shown})
 
 
 def _described(answer: bytes, *, duplicate: bool) -> Response:
@@ -325,7 +351,7 @@ def _item_refused(refusal: ItemOutcome) -> Response:
 
 
 def _shown(part: Part) -> str:
-    return f"the part {part.txn}/{part.part}"
+    return f"the part {access.without_scope(part.txn)}/{part.part}"
 
 
 def _at_item(response: Response, index: int) -> Response:
@@ -340,7 +366,7 @@ def _staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Respons
     match outcome:
         case Staged():
             shown = {
-                "txn": upload.part.txn,
+                "txn": access.without_scope(upload.part.txn),
                 "part": upload.part.part,
                 "chunk": upload.ordinal,
                 "messages": outcome.messages,

@@ -176,7 +176,8 @@ class Draft:
         chunks: list[StagedChunk] = []
         hashed = hashlib.sha256(b"%d" % append.closes)
         media_type = append.media_type
-        for part in item.parts:
+        counts = item.chunks or (None,) * len(item.parts)
+        for part, count in zip(item.parts, counts, strict=True):
             if part in self.parts:
                 return PartTwice(part)
             found = self._ledger.staging.find(part)
@@ -188,7 +189,11 @@ class Draft:
             if found.committed is not None and used is None:
                 used = PartUsed(part, found.committed)
             self.parts.add(part)
-            for expected, chunk in enumerate(self._ledger.staging.chunks(part)):
+            rows = self._ledger.staging.chunks(part)
+            if count is not None and len(rows) < count:
+                missing = next((n for n, row in enumerate(rows) if row.ordinal != n), len(rows))
+                return used or PartIncomplete(part, missing)
+            for expected, chunk in enumerate(rows):
                 if chunk.ordinal != expected:
                     return used or PartIncomplete(part, expected)
                 chunks.append(StagedChunk(chunk.id, chunk.messages, chunk.size))

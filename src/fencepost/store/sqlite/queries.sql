@@ -171,10 +171,6 @@ ORDER BY start_bytes DESC LIMIT 1
 -- Deleted streams whose rows nobody may ask the log for any more.
 SELECT id FROM streams WHERE state = 2 AND ended_ms <= ? ORDER BY ended_ms LIMIT ?
 
--- name: purge_log
--- Some rows of a deleted stream: few enough that the writer is not held up.
-DELETE FROM log WHERE position IN (SELECT position FROM log WHERE stream = ? AND kind = 0 LIMIT ?)
-
 -- name: purge_producers
 DELETE FROM producers WHERE stream = ?
 
