@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fencepost.cli import data, serve
+from fencepost.cli import data, serve, tokens
 
 app = typer.Typer(
     name="fencepost",
@@ -17,6 +17,7 @@ app.command("serve")(serve.serve)
 app.command("check")(data.check)
 app.command("backup")(data.backup)
 app.command("restore")(data.restore)
+app.add_typer(tokens.app, name="token")
 
 
 @app.callback(invoke_without_command=True)

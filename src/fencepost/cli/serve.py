@@ -16,6 +16,7 @@ import uvloop
 
 from fencepost.cli import logs
 from fencepost.cli.settings import SettingsError, default_folder, load
+from fencepost.server.auth import AuthConfigError
 from fencepost.server.running import run
 from fencepost.server.settings import ServerSettings
 from fencepost.store.sqlite.database import FolderInUseError, SchemaTooNewError
@@ -58,18 +59,19 @@ def serve(
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level is debug, info, warning or error, not {log_level!r}")
     logs.set_up(log_level, as_json=not sys.stderr.isatty() if log_json is None else log_json)
-    if not insecure and not is_loopback(host):
-        _fail(
-            f"refusing to listen on {host}: without authorization a server listens on this machine"
-            " only (127.0.0.1 or ::1). Use --insecure if the network itself keeps others out"
-        )
     overrides: dict[str, dict[str, Any]] = {}
     if long_poll_ms is not None:
         overrides["server"] = {"long_poll_ms": long_poll_ms}
     try:
         settings, store = load(config, folder=data, overrides=overrides)
+        if not insecure and not settings.auth.principals and not is_loopback(host):
+            _fail(
+                f"refusing to listen on {host}: without authorization a server listens on this"
+                " machine only (127.0.0.1 or ::1). Set up [[principals]], or use --insecure if the"
+                " network itself keeps others out"
+            )
         uvloop.run(_serve(settings, store, host, port))
-    except (SettingsError, FolderInUseError, SchemaTooNewError) as error:
+    except (SettingsError, AuthConfigError, FolderInUseError, SchemaTooNewError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"cannot serve on {host}:{port} from {data or default_folder()}: {error}")

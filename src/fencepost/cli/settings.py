@@ -1,9 +1,10 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
-The file has a table for each layer: [server], [http], [limits], [subscriptions], [store]. A key
-that no layer knows is an error, because a misspelt limit is no limit. An environment variable is
+The file has a table for each layer: [server], [http], [limits], [subscriptions], [auth], [store].
+A key that no layer knows is an error: a misspelt limit is no limit. An environment variable is
 FENCEPOST_ and the table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS. Beside the tables
-the file may have any number of [[retention]] policies, which only a file can hold.
+the file may have any number of [[retention]] policies, [[principals]] and [[producer_rules]]; the
+last two may come as JSON in FENCEPOST_PRINCIPALS and FENCEPOST_PRODUCER_RULES instead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from typing import Any, TypeVar
 import msgspec
 import platformdirs
 
+from fencepost.clock import SystemClock
 from fencepost.protocol.globs import BadGlob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.retention import Policy, Retention
-from fencepost.server.settings import HttpSettings, ServerSettings
+from fencepost.server.auth import Auth, AuthConfigError
+from fencepost.server.settings import (
+    AuthSettings,
+    GrantSettings,
+    HttpSettings,
+    PrincipalSettings,
+    ProducerRuleSettings,
+    ServerSettings,
+)
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.sqlite.settings import SqliteSettings
 
@@ -31,9 +41,13 @@ TABLES: dict[str, type] = {
     "http": HttpSettings,
     "limits": Limits,
     "subscriptions": SubscriptionSettings,
+    "auth": AuthSettings,
     "store": SqliteSettings,
 }
-_COMPOSED = {"http", "limits", "subscriptions", "folder", "vfs", "synchronous", "retention"}
+_COMPOSED = {
+    *("http", "limits", "subscriptions", "auth", "principals", "producer_rules"),
+    *("folder", "vfs", "synchronous", "retention"),
+}
 """Fields that are tables of their own, or not for a file to set: an answer is durable, always."""
 _MAY_BE_ZERO = {
     "long_poll_ms",
@@ -43,7 +57,10 @@ _MAY_BE_ZERO = {
     "key_retention_s",
     "producer_retention_s",
     "loop_commit_us_max",
+    *("jwt_leeway_s", "appends_per_s", "claims_per_s", "raises_per_s", "open_claims_max"),
+    *("abandon_ratio_max", "audit_refusals_per_s"),
 }
+_LISTS: dict[str, type] = {"principals": PrincipalSettings, "producer_rules": ProducerRuleSettings}
 
 
 class SettingsError(Exception):
@@ -61,6 +78,7 @@ def load(
     """The settings of a server. `overrides` are the command line's, by table and key."""
     tables = _from_file(config) if config is not None else {}
     policies = tuple(_policy(entry) for entry in tables.pop("retention", ()))
+    lists = {name: _entries(name, tables.pop(name, [])) for name in _LISTS}
     for table, values in (*_from_environment(os.environ).items(), *overrides.items()):
         tables.setdefault(table, {}).update(values)
     file_folder = tables.get("store", {}).pop("folder", None)
@@ -71,6 +89,7 @@ def load(
         http=_make("http", HttpSettings, tables),
         limits=_make("limits", Limits, tables),
         subscriptions=_make("subscriptions", SubscriptionSettings, tables),
+        auth=_auth(tables, lists),
         **_checked("server", ServerSettings, tables),
     )
     store = _checked("store", SqliteSettings, tables)
@@ -86,7 +105,7 @@ def _from_file(config: Path) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"the config file {config} is not TOML: {error}") from None
     for name, values in tables.items():
-        if name == "retention" and isinstance(values, list):
+        if name in ("retention", *_LISTS) and isinstance(values, list):
             continue
         if name not in TABLES or not isinstance(values, dict):
             known = ", ".join(f"[{table}]" for table in TABLES)
@@ -102,6 +121,53 @@ def _from_environment(environment: os._Environ[str]) -> dict[str, dict[str, Any]
             if value is not None and (field.name not in _COMPOSED or field.name == "folder"):
                 tables.setdefault(table, {})[field.name] = value
     return tables
+
+
+def _entries(name: str, entries: object) -> tuple[Any, ...]:
+    """The [[principals]] or [[producer_rules]]: the environment's, else the file's."""
+    variable = f"FENCEPOST_{name}".upper()
+    where = f"[[{name}]]"
+    if variable in os.environ:
+        where = variable
+        try:
+            entries = msgspec.json.decode(os.environ[variable])
+        except msgspec.DecodeError as error:
+            raise SettingsError(f"{variable} is not JSON: {error}") from None
+    if not isinstance(entries, list):
+        raise SettingsError(f"{where} is a list of tables")
+    return tuple(_entry(where, _LISTS[name], entry) for entry in entries)
+
+
+def _entry(where: str, kind: type[T], entry: object) -> T:
+    """One table of a list; a text stands for a list of one."""
+    if not isinstance(entry, dict):
+        raise SettingsError(f"{where} is a list of tables")
+    known = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key not in known:
+            raise SettingsError(f"{where} has no setting {key!r}; it has {', '.join(known)}")
+        given[key] = value
+        if key == "grants":
+            grants = value if isinstance(value, list) else [value]
+            given[key] = [_entry(f"{where} grants", GrantSettings, grant) for grant in grants]
+        elif known[key].startswith("tuple") and isinstance(value, str):
+            given[key] = [value]
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{where}: {error}") from None
+
+
+def _auth(tables: dict[str, dict[str, Any]], lists: dict[str, tuple[Any, ...]]) -> AuthSettings:
+    values: dict[str, Any] = {**lists, **_checked("auth", AuthSettings, tables)}
+    auth = AuthSettings(**values)
+    if auth != AuthSettings():
+        try:
+            Auth(auth, SystemClock())
+        except AuthConfigError as error:
+            raise SettingsError(str(error)) from None
+    return auth
 
 
 def _make(table: str, kind: type[T], tables: dict[str, dict[str, Any]]) -> T:

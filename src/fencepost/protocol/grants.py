@@ -94,12 +94,16 @@ class ProducerRule(NamedTuple):
 
 
 class ProducerRules:
-    """The rule for every id: of those whose glob takes it, the first."""
+    """The rule for every id: of those whose glob takes it, the first.
 
-    __slots__ = ("_known", "_rules")
+    Ids that one of `claims` takes are claims, whichever rule it is.
+    """
 
-    def __init__(self, rules: Iterable[ProducerRule]) -> None:
+    __slots__ = ("_claims", "_known", "_rules")
+
+    def __init__(self, rules: Iterable[ProducerRule], claims: Iterable[IdGlob] = ()) -> None:
         self._rules = (*rules, SHARED)
+        self._claims = tuple(claims)
         self._known: dict[str, ProducerRule] = {}
 
     def rule(self, producer_id: str) -> ProducerRule:
@@ -107,6 +111,8 @@ class ProducerRules:
         found = self._known.get(producer_id)
         if found is None:
             found = next(rule for rule in self._rules if rule.glob.matches(producer_id))
+            if any(glob.matches(producer_id) for glob in self._claims):
+                found = found._replace(is_claim=True)
             _keep(self._known, producer_id, found)
         return found
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from fencepost.protocol.globs import Glob
@@ -175,7 +175,9 @@ class Subscription:
         "glob",
         "id",
         "links",
+        "may_read",
         "name",
+        "owner",
         "pending",
         "wake",
     )
@@ -189,6 +191,7 @@ class Subscription:
         base_url: str,
         created_ms: int,
         wake: Wake = IDLE,
+        owner: str = "",
     ) -> None:
         self.id = subscription_id
         self.name = name
@@ -197,12 +200,23 @@ class Subscription:
         self.base_url = base_url
         self.created_ms = created_ms
         self.wake = wake
+        self.owner = owner  # the principal that made it; nobody without authorization
+        self.may_read: Callable[[str], bool] | None = None  # what its owner may; None: everything
         self.links: dict[str, Link] = {}
         self.pending: dict[str, None] = {}  # paths behind their stream, the longest waiting first
 
     def matches(self, path: str) -> bool:
         """Whether the pattern takes `path` in. A subscription is never woken by its own wakes."""
-        return self.glob is not None and path != self.config.wake_stream and self.glob.matches(path)
+        return (
+            self.glob is not None
+            and path != self.config.wake_stream
+            and self.glob.matches(path)
+            and self.shows(path)
+        )
+
+    def shows(self, path: str) -> bool:
+        """Whether its owner may read a stream: a wake tells of no others."""
+        return self.may_read is None or self.may_read(path)
 
     def note(self, link: Link) -> None:
         """Take down whether `link` is pending; one that still is goes to the end of the queue."""

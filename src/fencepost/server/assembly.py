@@ -11,6 +11,9 @@ import contextlib
 import logging
 
 from fencepost.clock import Clock, SystemClock
+from fencepost.server.access import SEAL_SECRET, Gate, Seal
+from fencepost.server.audit import Audit
+from fencepost.server.auth import Auth
 from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
 from fencepost.server.handlers.openapi import OpenApi
@@ -61,12 +64,22 @@ class Assembly:
 
     async def _assemble(self, *, on_loopback: bool) -> None:
         settings, store, clock = self.settings, self.store, self.clock
+        gate = seal = None
+        if settings.auth.principals:
+            gate = Gate(Auth(settings.auth, clock))
+            audit = Audit(store, refusals_per_s=settings.auth.audit_refusals_per_s)
+            await audit.open()
+            store.claims.auditor = audit.note
+            secret = await SqliteSubscriptions(store).secret(SEAL_SECRET, clock.token(32))
+            seal = Seal(secret, clock)
+            self.metrics.watch_auth(gate.auth, audit)
         self._engine, reserved, self._webhooks = await open_subscriptions(
             SqliteSubscriptions(store),
             clock,
             settings.subscriptions,
             settings.limits,
             on_loopback=on_loopback,
+            readers=None if gate is None else gate.readers,
         )
         self._logs = Logs(SqliteLogs(store.readers, settings.limits), store.listen, clock, settings)
         handlers = (
@@ -74,9 +87,9 @@ class Assembly:
             OpenApi().handle,
             reserved.handle,
             self._logs.handle,
-            Lists(SqliteLists(store.readers), settings).handle,
+            Lists(SqliteLists(store.readers), settings, seal).handle,
         )
-        self.app = Application(store, clock, settings, extras=handlers)
+        self.app = Application(store, clock, settings, extras=handlers, gate=gate)
         self.metrics.watch(self.app.tails)
         self.metrics.watch_subscriptions(self._engine)
         upkeep = Upkeep(store, clock)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from fencepost.protocol.grants import Principal
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -21,7 +23,18 @@ class Request:
     holds its first value: handlers refuse repeated headers that they give a meaning to.
     """
 
-    __slots__ = ("body", "headers", "method", "path", "peer", "query", "repeated", "root", "scheme")
+    __slots__ = (
+        "body",
+        "headers",
+        "method",
+        "path",
+        "peer",
+        "principal",
+        "query",
+        "repeated",
+        "root",
+        "scheme",
+    )
 
     def __init__(
         self,
@@ -44,6 +57,7 @@ class Request:
         self.repeated = repeated
         self.scheme = scheme
         self.peer = peer
+        self.principal: Principal | None = None  # who was recognised; None without authorization
         self.root = root  # where the application is mounted; `path` is below it
 
     def base_url(self) -> bytes:

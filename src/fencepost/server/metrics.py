@@ -16,6 +16,8 @@ from prometheus_client.core import (
     Metric,
 )
 
+from fencepost.server.audit import Audit
+from fencepost.server.auth import Auth
 from fencepost.server.front import HttpCounters
 from fencepost.server.subscriptions.engine import Engine
 from fencepost.server.tails import Tails
@@ -57,6 +59,7 @@ class Metrics:
         self._tails: Tails | None = None
         self._engine: Engine | None = None
         self._http: HttpCounters | None = None
+        self._auth: tuple[Auth, Audit] | None = None
         self._commit = Histogram(SECONDS)
         self._fsync = Histogram(SECONDS)
         self._answers = Histogram(ANSWERS)
@@ -69,6 +72,9 @@ class Metrics:
 
     def watch_subscriptions(self, engine: Engine) -> None:
         self._engine = engine
+
+    def watch_auth(self, auth: Auth, audit: Audit) -> None:
+        self._auth = (auth, audit)
 
     def count(self, counters: HttpCounters) -> None:
         self._http = counters
@@ -110,6 +116,8 @@ class Metrics:
             yield from _subscription_families(self._engine)
         if self._http is not None:
             yield from _http_families(self._http)
+        if self._auth is not None:
+            yield from _auth_families(*self._auth, self._store)
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
@@ -131,6 +139,28 @@ def _subscription_families(engine: Engine) -> Iterator[Metric]:
     yield _counter("fencepost_subscription_acks", "Callbacks and acks applied", counts.acks)
     yield _counter("fencepost_subscription_fenced", "Workers told they are late", counts.fenced)
     yield _counter("fencepost_subscription_expired", "Leases that ran out", counts.expired)
+
+
+def _auth_families(auth: Auth, audit: Audit, store: SqliteStore) -> Iterator[Metric]:
+    yield _counter("fencepost_auth_rejected", "Requests without a good token", auth.rejected)
+    yield _counter("fencepost_auth_too_fast", "Appends past a limit", store.claims.refused)
+    yield _counter("fencepost_audit_events", "Events in the audit stream", audit.events)
+    yield _counter(
+        "fencepost_audit_suppressed", "Refusals that the audit stream leaves out", audit.suppressed
+    )
+    named = ("principal",)
+    open_claims = GaugeMetricFamily("fencepost_claims_open", "Open claims", labels=named)
+    ratio = GaugeMetricFamily(
+        "fencepost_claims_abandon_ratio",
+        "Share of recent claims that were taken away",
+        labels=named,
+    )
+    now_ms = store.ledger.last_ms
+    for name, standing in store.claims.standings.items():
+        open_claims.add_metric((name,), standing.open_claims)
+        ratio.add_metric((name,), standing.abandon_ratio(now_ms))
+    yield open_claims
+    yield ratio
 
 
 def _http_families(http: HttpCounters) -> Iterator[Metric]:

@@ -7,6 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from fencepost.clock import Clock
+from fencepost.protocol.grants import AUDIT
+from fencepost.server import access
+from fencepost.server.access import Gate
 from fencepost.server.handlers import parsing, rendering, truncation
 from fencepost.server.handlers.commits import COMMIT_PATH, STAGING_ROOT, Commits
 from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
@@ -23,6 +26,7 @@ Respond = Callable[[Answer], None]
 Extra = Callable[[Request], Awaitable[Answer] | None]
 """Handlers that are put in beside the streams: they take a request or pass it on with None."""
 
+AUDIT_PATH = STREAM_ROOT + AUDIT.encode()
 _METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 
 
@@ -36,13 +40,15 @@ class Application:
         settings: ServerSettings,
         *,
         extras: tuple[Extra, ...] = (),
+        gate: Gate | None = None,
     ) -> None:
         self._store = store
+        self._gate = gate
         self._limits = settings.limits
         self._extras = extras
         self._commits = Commits(store, settings.limits)
         self.tails = Tails(store)
-        self.reads = Reads(store, self.tails, clock, settings)
+        self.reads = Reads(store, self.tails, clock, settings, shared=gate is None)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, request: Request, answer: Respond) -> Cancellable | None:
@@ -56,31 +62,44 @@ class Application:
         return None
 
     def _dispatch(self, request: Request, answer: Respond) -> Cancellable | None:
+        if self._gate is not None:
+            self._gate.admit(request)
         raw = request.path
         if not raw.startswith(STREAM_ROOT) or raw.startswith(b"/v1/stream/__ds/"):
             return self._beside_streams(request, answer)
         method = request.method
-        path = parsing.stream_path(raw[len(STREAM_ROOT) :], self._limits)
+        if method in ("GET", "HEAD") and raw == AUDIT_PATH:
+            path = AUDIT  # reserved everywhere else
+        else:
+            path = parsing.stream_path(raw[len(STREAM_ROOT) :], self._limits)
         if method == "POST":
             if request.query and truncation.is_truncation(request):
                 before = truncation.parse_truncation(request)
+                access.delete_allowed(request, path)
                 self._store.truncate(
                     path, before, lambda outcome: answer(truncation.truncated(outcome))
                 )
                 return None
-            append = parsing.parse_append(request, path, self._limits)
+            actor = None if self._gate is None else access.actor_of(request, path)
+            append = parsing.parse_append(request, path, self._limits, actor)
+            if actor is not None:
+                access.append_allowed(append)
             self._store.append(append, lambda outcome: answer(rendering.appended(outcome)))
             return None
         if method == "GET":
+            access.read_allowed(request, path)
             return self._later(self.reads.get(request, path), answer)
         if method == "HEAD":
+            access.read_allowed(request, path)
             return self._later(self.reads.head(path), answer)
         if method == "PUT":
             create = parsing.parse_create(request, path, self._limits)
+            access.create_allowed(request, create)
             location = _location(request)
             self._store.create(create, lambda outcome: answer(rendering.created(outcome, location)))
             return None
         if method == "DELETE":
+            access.delete_allowed(request, path)
             self._store.delete(path, lambda outcome: answer(_deleted(outcome)))
             return None
         answer(_preflight() if method == "OPTIONS" else _no_method())
@@ -158,7 +177,9 @@ def _deleted(outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Res
 _REQUEST_HEADERS = ", ".join(
     (
         "Content-Type",
+        "Audit-Reason",
         "Authorization",
+        "Claim-End",
         "If-Match",
         "If-None-Match",
         "Idempotency-Key",

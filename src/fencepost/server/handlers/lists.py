@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from fencepost.protocol.globs import Glob
+from fencepost.protocol.grants import ADMIN, READ, Principal
 from fencepost.protocol.logs import parse_instant_ms
+from fencepost.server.access import Seal, may_read, readable_glob
 from fencepost.server.handlers.parsing import bad, rfc3339
 from fencepost.server.handlers.querying import Parameters, glob_of
 from fencepost.server.handlers.rendering import BROWSER, refused
@@ -22,14 +24,19 @@ from fencepost.server.http import Answer, Request, Response
 from fencepost.server.settings import ServerSettings
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, ListStore
 
+_SEALED_PATH = "/"
+"""What a sealed place in the list of streams begins with, and no path does."""
 _NO_STORE = (b"Cache-Control", b"no-store")
 
 
 class Lists:
     """The handlers that list."""
 
-    def __init__(self, store: ListStore, settings: ServerSettings) -> None:
+    def __init__(
+        self, store: ListStore, settings: ServerSettings, seal: Seal | None = None
+    ) -> None:
         self._store = store
+        self._seal = seal  # with authorization: where a list goes on may be a secret
         self._limits = settings.limits
 
     def handle(self, request: Request) -> Awaitable[Answer] | None:
@@ -46,26 +53,31 @@ class Lists:
     async def _streams(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("match", "after", "limit"), repeatable=())
         after = parameters.get("after") or ""
-        page = await self._store.list_streams(
-            self._glob(parameters, "match"), after=after, limit=self._limit(parameters)
-        )
+        if self._seal is not None and after.startswith(_SEALED_PATH):
+            after = self._opened(after.removeprefix(_SEALED_PATH))
+        glob = readable_glob(request.principal, self._glob(parameters, "match"))
+        page = await self._store.list_streams(glob, after=after, limit=self._limit(parameters))
         following = None if page.next is None else page.next[0]
-        return _page("streams", [_stream(entry) for entry in page.entries], following)
+        shown = may_read(request.principal)
+        if following is not None and self._seal is not None and not shown(following):
+            following = _SEALED_PATH + self._seal.close(following)
+        return _page("streams", [_stream(entry, shown) for entry in page.entries], following)
 
     async def _producers(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("stream", "match", "after", "limit"), repeatable=())
-        path, producer_id = _key(parameters, 2) or ("", "")
+        path, producer_id = self._key(parameters, 2) or ("", "")
         page = await self._store.list_producers(
-            self._glob(parameters, "stream"),
+            readable_glob(request.principal, self._glob(parameters, "stream")),
             self._glob(parameters, "match"),
             after=(path, producer_id),
             limit=self._limit(parameters),
         )
-        return _page("producers", [_producer(entry) for entry in page.entries], _token(page.next))
+        entries = [_producer(entry) for entry in page.entries]
+        return _page("producers", entries, self._token(page.next))
 
     async def _keys(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("after", "as_of", "limit"), repeatable=())
-        stream, principal, key = _key(parameters, 3) or ("-1", "", "")
+        stream, principal, key = self._key(parameters, 3) or ("-1", "", "")
         if not stream.removeprefix("-").isdecimal() or len(stream) > 16:
             raise _bad_after()
         as_of = parameters.get("as_of")
@@ -75,7 +87,41 @@ class Lists:
         page = await self._store.list_keys(
             after=(int(stream), principal, key), as_of_ms=as_of_ms, limit=self._limit(parameters)
         )
-        return _page("keys", [_listed_key(entry) for entry in page.entries], _token(page.next))
+        entries = [entry for entry in page.entries if _may_see(request.principal, entry)]
+        return _page("keys", [_listed_key(entry) for entry in entries], self._token(page.next))
+
+    def _key(self, parameters: Parameters, length: int) -> tuple[str, ...] | None:
+        """The key that a token stands for: so many texts."""
+        token = parameters.get("after")
+        if token is None:
+            return None
+        try:
+            raw = (
+                base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+                if self._seal is None
+                else self._opened(token).encode()
+            )
+            key = msgspec.json.decode(raw, type=tuple[str, ...])
+        except (binascii.Error, ValueError, msgspec.DecodeError):
+            raise _bad_after() from None
+        if len(key) != length:
+            raise _bad_after()
+        return key
+
+    def _token(self, key: tuple[str, ...] | None) -> str | None:
+        if key is None:
+            return None
+        raw = msgspec.json.encode(key)
+        if self._seal is not None:
+            return self._seal.close(raw.decode())
+        return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+    def _opened(self, token: str) -> str:
+        assert self._seal is not None
+        text = self._seal.open(token)
+        if text is None:
+            raise _bad_after()
+        return text
 
     def _glob(self, parameters: Parameters, name: str) -> Glob | None:
         text = parameters.get(name)
@@ -94,29 +140,18 @@ class Lists:
         return limit
 
 
-def _key(parameters: Parameters, length: int) -> tuple[str, ...] | None:
-    """The key that a token stands for: so many texts."""
-    token = parameters.get("after")
-    if token is None:
-        return None
-    try:
-        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        key = msgspec.json.decode(raw, type=tuple[str, ...])
-    except (binascii.Error, ValueError, msgspec.DecodeError):
-        raise _bad_after() from None
-    if len(key) != length:
-        raise _bad_after()
-    return key
-
-
 def _bad_after() -> Exception:
     return bad("after_invalid", "after is the `next` of the page before")
 
 
-def _token(key: tuple[str, ...] | None) -> str | None:
-    if key is None:
-        return None
-    return base64.urlsafe_b64encode(msgspec.json.encode(key)).rstrip(b"=").decode()
+def _may_see(principal: Principal | None, entry: ListedKey) -> bool:
+    """Keys are shown to those whose they are, and to administrators of their streams."""
+    if principal is None or principal.is_admin:
+        return True
+    if entry.stream is None:  # of a commit, or of a stream that is gone
+        return entry.principal == principal.name
+    verbs = principal.verbs_on(entry.stream)
+    return bool(verbs & ADMIN or (verbs & READ and entry.principal == principal.name))
 
 
 def _page(name: str, entries: list[dict[str, object]], following: str | None) -> Response:
@@ -124,7 +159,7 @@ def _page(name: str, entries: list[dict[str, object]], following: str | None) ->
     return Response(200, [(b"Content-Type", b"application/json"), _NO_STORE, *BROWSER], body)
 
 
-def _stream(entry: ListedStream) -> dict[str, object]:
+def _stream(entry: ListedStream, may_read: Callable[[str], bool]) -> dict[str, object]:
     described: dict[str, object] = {
         "path": entry.path,
         "id": entry.id,
@@ -138,7 +173,7 @@ def _stream(entry: ListedStream) -> dict[str, object]:
         "ttl_seconds": entry.lifetime.ttl_s,
         "expires_at": _instant(entry.lifetime.expires_at_ms),
     }
-    if entry.forked_from is not None:
+    if entry.forked_from is not None and may_read(entry.forked_from):
         described["forked_from"] = entry.forked_from
     return described
 

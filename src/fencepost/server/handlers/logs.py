@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 
 from fencepost.clock import Clock
+from fencepost.protocol.grants import Principal
 from fencepost.protocol.logs import (
     BEFORE_ALL,
     POSITION_MAX,
@@ -24,6 +25,7 @@ from fencepost.protocol.logs import (
     parse_position,
 )
 from fencepost.server import arrow
+from fencepost.server.access import readable_selection
 from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
@@ -158,7 +160,8 @@ class Logs:
         live = parameters.get("live")
         if live not in (None, "long-poll", "sse"):
             raise bad("live_invalid", "live is long-poll or sse")
-        query = self._query(parameters, _resumed(request) if live == "sse" else None)
+        resumed = _resumed(request) if live == "sse" else None
+        query = self._query(parameters, resumed, request.principal)
         form = _form(request)
         if live is None:
             return await self._once(query, form)
@@ -178,7 +181,9 @@ class Logs:
             )
         return await self._events(query, form)
 
-    def _query(self, parameters: Parameters, resumed: int | None) -> LogQuery:
+    def _query(
+        self, parameters: Parameters, resumed: int | None, principal: Principal | None
+    ) -> LogQuery:
         after = resumed if resumed is not None else _after(parameters)
         until = parameters.integer(
             "until", "until_invalid", least=0, most=POSITION_MAX, default=None
@@ -197,7 +202,7 @@ class Logs:
             raise bad("pruned_invalid", "pruned is fail or skip")
         assert limit is not None
         return LogQuery(
-            self._selection(parameters),
+            self._selection(parameters, principal),
             after,
             until,
             messages_max=limit,
@@ -205,7 +210,7 @@ class Logs:
             skip_pruned=pruned == "skip",
         )
 
-    def _selection(self, parameters: Parameters) -> Selection:
+    def _selection(self, parameters: Parameters, principal: Principal | None) -> Selection:
         paths = parameters.paths("stream", self._limits)
         if len(paths) > self._limits.log_streams_max:
             raise bad(
@@ -221,7 +226,8 @@ class Logs:
                     "part_invalid",
                     f"part is i/n with 0 <= i < n <= {self._limits.log_parts_max}",
                 )
-        return Selection(paths, parameters.globs("match", self._limits), part)
+        globs = parameters.globs("match", self._limits)
+        return readable_selection(principal, paths, globs, part)
 
     async def _once(self, query: LogQuery, form: _Form) -> Response:
         found = await self._store.read(query, form.render)
@@ -294,7 +300,7 @@ class Logs:
             once=("after", "until", "rows_max", "bytes_max", "part", "parts", "at"),
             repeatable=_SELECTING,
         )
-        asked = self._plan_query(parameters)
+        asked = self._plan_query(parameters, request.principal)
         plan = await self._store.plan(asked)
         if isinstance(plan, BeyondHead):
             return _refusal(plan)
@@ -306,7 +312,7 @@ class Logs:
         ]
         return Response(200, headers, msgspec.json.encode(_plan_document(asked, plan)))
 
-    def _plan_query(self, parameters: Parameters) -> PlanQuery:
+    def _plan_query(self, parameters: Parameters, principal: Principal | None) -> PlanQuery:
         after = _after(parameters)
         if after is None:
             raise bad("after_invalid", "a plan begins at a position, not at now")
@@ -323,7 +329,7 @@ class Logs:
         if at is not None and at_ms is None:
             raise bad("at_invalid", "at is a time: RFC 3339, or milliseconds since 1970")
         return PlanQuery(
-            self._selection(parameters),
+            self._selection(parameters, principal),
             after,
             until,
             rows_max=parameters.integer(

@@ -15,7 +15,9 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fencepost.protocol.appends import NO_CONDITIONS, Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import Batch, Malformed, bytes_batch, digest, json_batch
+from fencepost.protocol.claims import Actor
 from fencepost.protocol.creates import Create, ForkFrom
+from fencepost.protocol.grants import AUDIT
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.retention import KEEP_ALL, Retention
@@ -109,8 +111,8 @@ def check_path(path: str) -> str:
     segments = path.split("/")
     if "." in segments or ".." in segments:
         raise bad("path_invalid", "a stream path has no segments . or ..")
-    if segments[0] == RESERVED:
-        raise bad("path_reserved", f"stream paths below {RESERVED} are reserved")
+    if segments[0] in (RESERVED, AUDIT):
+        raise bad("path_reserved", f"stream paths below {segments[0]} are reserved")
     return path
 
 
@@ -201,7 +203,7 @@ def producer_tuple(request: Request, limits: Limits) -> ProducerTuple | None:
     return ProducerTuple(name, integer(epoch, "Producer-Epoch"), integer(seq, "Producer-Seq"))
 
 
-def parse_append(request: Request, path: str, limits: Limits) -> Append:
+def parse_append(request: Request, path: str, limits: Limits, actor: Actor | None = None) -> Append:
     """A POST to a stream."""
     if request.repeated:
         refuse_repeated(request)
@@ -232,7 +234,7 @@ def parse_append(request: Request, path: str, limits: Limits) -> Append:
     mark = b""
     if producer is not None or (conditions is not None and conditions.key is not None):
         mark = digest(media or "", closes, b"" if batch is None else batch.data)
-    return Append(path, batch, media, closes, producer, seq, mark, conditions)
+    return Append(path, batch, media, closes, producer, seq, mark, conditions, actor)
 
 
 _CONDITIONS = frozenset(

@@ -35,6 +35,7 @@ from fencepost.store.contract import (
 )
 
 CACHEABLE = (b"Cache-Control", b"public, max-age=60, stale-while-revalidate=300")
+CACHEABLE_PRIVATELY = (b"Cache-Control", b"private, max-age=60, stale-while-revalidate=300")
 NO_STORE = (b"Cache-Control", b"no-store")
 UP_TO_DATE = (b"Stream-Up-To-Date", b"true")
 CLOSED = (b"Stream-Closed", b"true")
@@ -43,7 +44,17 @@ CLOSED = (b"Stream-Closed", b"true")
 class Reads:
     """The handlers that read."""
 
-    def __init__(self, store: Store, tails: Tails, clock: Clock, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tails: Tails,
+        clock: Clock,
+        settings: ServerSettings,
+        *,
+        shared: bool = True,
+    ) -> None:
+        # What only some may read is not for a cache that serves all.
+        self._cacheable = CACHEABLE if shared else CACHEABLE_PRIVATELY
         self._store = store
         self._tails = tails
         self._clock = clock
@@ -112,9 +123,9 @@ class Reads:
             return chunk
         tag = etag(chunk)
         if _matches(request.headers.get(b"if-none-match"), tag):
-            return Response(304, [(b"ETag", tag), CACHEABLE, *BROWSER])
+            return Response(304, [(b"ETag", tag), self._cacheable, *BROWSER])
         return Response(
-            200, [*self._chunk_headers(chunk), (b"ETag", tag), CACHEABLE], body_of(chunk)
+            200, [*self._chunk_headers(chunk), (b"ETag", tag), self._cacheable], body_of(chunk)
         )
 
     async def _long_poll(self, info: StreamInfo, after: Offset, cursor: str | None) -> Response:
@@ -141,7 +152,7 @@ class Reads:
 
     def _live_chunk(self, chunk: Chunk, cursor: str | None) -> Response:
         headers = self._chunk_headers(chunk)
-        headers += [self._cursor_header(cursor), (b"ETag", etag(chunk)), CACHEABLE]
+        headers += [self._cursor_header(cursor), (b"ETag", etag(chunk)), self._cacheable]
         return Response(200, headers, body_of(chunk))
 
     async def _events(self, info: StreamInfo, after: Offset, cursor: str | None) -> Answer:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -69,6 +69,9 @@ log = logging.getLogger(__name__)
 
 WAKE_ID_BYTES = 12
 
+Readers = Callable[[str], Callable[[str], bool]]
+"""What the owner of a subscription may read, by its name."""
+
 
 class Engine:
     """All subscriptions of one server. Make it on the event loop, then `run` it."""
@@ -82,8 +85,10 @@ class Engine:
         webhooks: Webhooks,
         signing: SigningKey,
         tokens: Tokens,
+        readers: Readers | None = None,
     ) -> None:
         self._store = store
+        self._readers = readers
         self._clock = clock
         self._settings = settings
         self._webhooks = webhooks
@@ -111,9 +116,22 @@ class Engine:
         self._crew.forget()
         self._delivering.clear()
         for subscription in subscriptions:
+            self._restrict(subscription)
             self.registry.add(subscription)
             if self._consider(subscription):
                 self._save(subscription)
+
+    def _restrict(self, subscription: Subscription) -> None:
+        """Let a subscription see what its owner may read by now.
+
+        The cursors of other streams stay on disk: the grant may come back.
+        """
+        if self._readers is None:
+            return
+        subscription.may_read = self._readers(subscription.owner)
+        for path in [path for path in subscription.links if not subscription.shows(path)]:
+            del subscription.links[path]
+            subscription.pending.pop(path, None)
 
     def now_ms(self) -> int:
         """The time for leases and retries.
@@ -143,7 +161,7 @@ class Engine:
         return await self._store.durable()
 
     async def create(
-        self, name: str, config: Config, base_url: str
+        self, name: str, config: Config, base_url: str, owner: str = ""
     ) -> Made | ConfigConflict | TooMany | Failure:
         """Make a subscription, its links to existing streams at their tails in the same commit."""
         scan = Scan()
@@ -155,7 +173,11 @@ class Engine:
             if failure is not None:
                 return failure
             found: list[LiveStream] = []
-            draft = Subscription(0, name, config, base_url=base_url, created_ms=self._store.tick())
+            created_ms = self._store.tick()
+            draft = Subscription(
+                0, name, config, base_url=base_url, created_ms=created_ms, owner=owner
+            )
+            self._restrict(draft)
             if draft.glob is not None and self.registry.find(name) is None:
                 found = await self._store.live_streams(draft.glob.prefix, draft.matches)
         finally:
@@ -164,7 +186,7 @@ class Engine:
             return Failed(full=False)
         existing = self.registry.find(name)
         if existing is not None:
-            same = existing.config.digest() == config.digest()
+            same = existing.config.digest() == config.digest() and existing.owner == owner
             return Made(existing, created=False) if same else ConfigConflict()
         if len(self.registry) >= self._settings.subscriptions_max:
             return TooMany("subscriptions_max", self._settings.subscriptions_max)

@@ -12,11 +12,14 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
+from fencepost.protocol.globs import Glob
+from fencepost.protocol.grants import APPEND, CLAIM, Principal
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.subscriptions import (
     PULL_WAKE,
     AlreadyClaimed,
     BadAck,
+    Config,
     Fenced,
     NothingPending,
     Subscription,
@@ -96,12 +99,12 @@ class SubscriptionHandlers:
             if method in ("GET", "HEAD"):
                 return await self._get(request, name)
             if method == "DELETE":
-                return await self._delete(name)
+                return await self._delete(request, name)
             return _no_method(b"GET, HEAD, PUT, DELETE")
         if action.startswith(b"streams/"):
             if method != "DELETE":
                 return _no_method(b"DELETE")
-            return await self._unlink(name, _text(action[len(b"streams/") :]))
+            return await self._unlink(request, name, _text(action[len(b"streams/") :]))
         actions = {
             b"streams": self._link,
             b"claim": self._claim,
@@ -132,9 +135,13 @@ class SubscriptionHandlers:
         config = self._bodies.config(parse(request, CreateBody))
         base_url = _base_url(request)
         existing = self._engine.find(name)
+        self._may_make(request.principal, config, existing)
         if config.webhook_url is not None and (existing is None or existing.config != config):
             await self._check_webhook(config.webhook_url)
-        outcome = await self._engine.create(name, config, base_url)
+        owner = "" if request.principal is None else request.principal.name
+        if existing is not None and request.principal is not None:
+            owner = existing.owner  # an administrator may repeat what its owner said
+        outcome = await self._engine.create(name, config, base_url, owner)
         match outcome:
             case Failed() | Unknown():
                 return failed(outcome)
@@ -163,7 +170,8 @@ class SubscriptionHandlers:
 
     async def _get(self, request: Request, name: str) -> Answer:
         after = dict(parse_qsl(request.query.decode("latin-1"))).get("after", "")
-        return await self._durably(_json(200, self._shown(self._existing(name), after=after)))
+        subscription = self._own(request, name)
+        return await self._durably(_json(200, self._shown(subscription, after=after)))
 
     def _shown(self, subscription: Subscription, *, after: str) -> dict[str, object]:
         return show_subscription(
@@ -173,29 +181,31 @@ class SubscriptionHandlers:
             streams_max=self._settings.shown_streams_max,
         )
 
-    async def _delete(self, name: str) -> Answer:
-        self._engine.delete(self._existing(name))
+    async def _delete(self, request: Request, name: str) -> Answer:
+        self._engine.delete(self._own(request, name))
         return await self._durably(_empty())
 
     async def _link(self, request: Request, name: str) -> Answer:
         paths = self._bodies.paths(parse(request, StreamsBody).streams)
-        subscription = self._existing(name)
+        subscription = self._own(request, name)
         if subscription.config.wake_stream in paths:
             raise invalid("a subscription does not watch its own wake stream")
+        if not all(map(subscription.shows, paths)):
+            raise _forbidden("the subscription's owner lacks the verb read on a stream")
         refusal = self._engine.link(subscription, paths)
         if refusal is not None:
             raise too_many(*refusal)
         return await self._durably(_empty())
 
-    async def _unlink(self, name: str, path: str) -> Answer:
-        self._engine.unlink(self._existing(name), self._bodies.path(path))
+    async def _unlink(self, request: Request, name: str, path: str) -> Answer:
+        self._engine.unlink(self._own(request, name), self._bodies.path(path))
         return await self._durably(_empty())
 
     # Workers
 
     async def _claim(self, request: Request, name: str) -> Answer:
         worker = self._bodies.name("worker", parse(request, ClaimBody).worker)
-        subscription = self._existing(name)
+        subscription = self._claimable(request, name)
         if subscription.config.type != PULL_WAKE:
             raise SubscriptionRefusedError(
                 409, "NOT_CLAIMABLE", "only pull-wake subscriptions are claimed"
@@ -247,12 +257,48 @@ class SubscriptionHandlers:
         outcome = self._engine.release(subscription, wake)
         return await self._durably(_empty() if outcome is None else _fenced(outcome))
 
+    # Who may: a subscription is its owner's, and for others it is not there
+
+    def _may_make(
+        self, principal: Principal | None, config: Config, existing: Subscription | None
+    ) -> None:
+        if principal is None:
+            return
+        if existing is not None and not _owns(principal, existing):
+            raise _forbidden("a subscription with this id is somebody else's")
+        if config.pattern is not None and not principal.may_read_all_of(Glob(config.pattern)):
+            raise _forbidden("you lack the verb read on something that the pattern can match")
+        if not all(map(principal.may_read, config.streams)):
+            raise _forbidden("you lack the verb read on one of the streams")
+        if config.wake_stream is not None and not principal.may(APPEND, config.wake_stream):
+            raise _forbidden("you lack the verb append on the wake stream")
+
+    def _own(self, request: Request, name: str) -> Subscription:
+        subscription = self._engine.find(name)
+        if subscription is None or not _owns(request.principal, subscription):
+            raise _not_found()
+        return subscription
+
+    def _claimable(self, request: Request, name: str) -> Subscription:
+        """A subscription whose work somebody may take: its owner, or who has the verb claim on its
+        wake stream and may read all that a wake can tell of."""
+        subscription, principal = self._existing(name), request.principal
+        if principal is None or _owns(principal, subscription):
+            return subscription
+        config = subscription.config
+        if (
+            config.wake_stream is None
+            or not principal.may(CLAIM, config.wake_stream)
+            or not (config.pattern is None or principal.may_read_all_of(Glob(config.pattern)))
+            or not all(map(principal.may_read, subscription.links))
+        ):
+            raise _not_found()
+        return subscription
+
     def _existing(self, name: str) -> Subscription:
         subscription = self._engine.find(name)
         if subscription is None:
-            raise SubscriptionRefusedError(
-                404, "SUBSCRIPTION_NOT_FOUND", "there is no subscription with this id"
-            )
+            raise _not_found()
         return subscription
 
     def _authorized(self, request: Request, subscription: Subscription, body: WakeBody) -> WakeName:
@@ -276,6 +322,21 @@ class SubscriptionHandlers:
     async def _durably(self, answer: Response) -> Response:
         failure = await self._engine.durable()
         return answer if failure is None else failed(failure)
+
+
+def _owns(principal: Principal | None, subscription: Subscription) -> bool:
+    """Whether somebody may do everything with a subscription; without authorization all may."""
+    return principal is None or principal.is_admin or principal.name == subscription.owner
+
+
+def _not_found() -> SubscriptionRefusedError:
+    return SubscriptionRefusedError(
+        404, "SUBSCRIPTION_NOT_FOUND", "there is no subscription with this id"
+    )
+
+
+def _forbidden(message: str) -> SubscriptionRefusedError:
+    return SubscriptionRefusedError(403, "FORBIDDEN", message)
 
 
 def _text(raw: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fencepost.clock import Clock
 from fencepost.protocol.limits import Limits
 from fencepost.server.subscriptions import keys, tokens
-from fencepost.server.subscriptions.engine import Engine
+from fencepost.server.subscriptions.engine import Engine, Readers
 from fencepost.server.subscriptions.guard import Guard
 from fencepost.server.subscriptions.handlers import SubscriptionHandlers
 from fencepost.server.subscriptions.keys import SigningKey
@@ -32,6 +32,7 @@ async def open_subscriptions(
     limits: Limits,
     *,
     on_loopback: bool,
+    readers: Readers | None = None,
 ) -> Subscriptions:
     """Subscriptions of one server; `on_loopback` when it listens on this machine only."""
     choice = settings.webhook_allow_localhost
@@ -44,6 +45,8 @@ async def open_subscriptions(
         connections_max=settings.deliveries_max,
         response_bytes_max=settings.response_bytes_max,
     )
-    engine = Engine(store, clock, settings, webhooks=webhooks, signing=signing, tokens=read)
+    engine = Engine(
+        store, clock, settings, webhooks=webhooks, signing=signing, tokens=read, readers=readers
+    )
     handlers = SubscriptionHandlers(engine, guard, read, settings, limits)
     return Subscriptions(engine, handlers, webhooks)

@@ -27,6 +27,10 @@ from fencepost.store.sqlite.database import fetch
 from fencepost.store.sqlite.ledger import Entry
 
 
+STANDINGS_MAX = 4096
+"""Principals that are kept in mind although they have no open claims."""
+
+
 class Claims:
     """The standings of all principals, as after all decisions made so far."""
 
@@ -55,7 +59,7 @@ class Claims:
         if isinstance(paced, TooFast):
             self.refused += 1
             return paced
-        self.standings[actor.name] = paced
+        self.take_over({actor.name: paced})
         return None
 
     def settle(
@@ -65,8 +69,17 @@ class Claims:
         changed = self.weigh(self.standings, request, before, outcome, now_ms)
         if isinstance(changed, TooFast):
             return changed
-        self.standings.update(changed)
+        self.take_over(changed)
         return outcome
+
+    def take_over(self, changed: Standings) -> None:
+        """Let principals stand as a decision leaves them."""
+        self.standings.update(changed)
+        if len(self.standings) > STANDINGS_MAX:
+            # Those with open claims must be known; what the others sent lately may be forgotten.
+            self.standings = {
+                name: standing for name, standing in self.standings.items() if standing.open_claims
+            }
 
     def weigh(
         self,

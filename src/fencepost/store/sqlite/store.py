@@ -307,7 +307,7 @@ class SqliteStore:
         if isinstance(outcome, Committed):
             self._carry_out(draft)
             self._keep_commit(request, draft, outcome, now_ms)
-            self.claims.standings.update(draft.standings)
+            self.claims.take_over(draft.standings)
         for append, before, decided in draft.audited(outcome):
             self.claims.tell(append, before, decided, now_ms)
         self._answer(done, outcome)

@@ -109,6 +109,7 @@ class SqliteSubscriptions:
             subscription.base_url,
             subscription.created_ms,
             *_wake_columns(subscription.wake),
+            subscription.owner,
         )
         for link in subscription.links.values():
             self.save_link(subscription, link)
@@ -181,7 +182,7 @@ def _wake_columns(wake: Wake) -> Row:
 
 def _subscription(row: Row) -> Subscription:
     subscription_id, name, config, base_url, created_ms = row[:5]
-    generation, wake_id, holder, lease_until_ms, attempts, next_attempt_ms, snapshot = row[5:]
+    generation, wake_id, holder, lease_until_ms, attempts, next_attempt_ms, snapshot = row[5:12]
     fields = json.loads(config)
     return Subscription(
         subscription_id,
@@ -198,6 +199,7 @@ def _subscription(row: Row) -> Subscription:
             next_attempt_ms,
             _snapshot(snapshot),
         ),
+        owner=row[12],
     )
 
 

@@ -2,7 +2,7 @@
 
 -- name: load_subscriptions
 SELECT id, name, config, base_url, created_ms, generation, wake_id, holder, lease_until_ms, attempts,
-       next_attempt_ms, snapshot
+       next_attempt_ms, snapshot, principal
 FROM subscriptions ORDER BY id
 
 -- name: load_links
@@ -19,8 +19,8 @@ SELECT seq FROM sqlite_sequence WHERE name = 'subscriptions'
 -- name: insert_subscription
 INSERT INTO subscriptions (
     id, name, config, base_url, created_ms, generation, wake_id, holder, lease_until_ms, attempts,
-    next_attempt_ms, snapshot
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    next_attempt_ms, snapshot, principal
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: save_wake
 UPDATE subscriptions SET
