@@ -80,6 +80,7 @@ class PendingBatch:
         "epoch",
         "error",
         "key",
+        "maybe_stored",
         "receipt",
         "renewals",
         "seq",
@@ -101,6 +102,8 @@ class PendingBatch:
         self.renewals = 0
         self.receipt: Receipt | None = None
         self.error: Exception | None = None
+        self.maybe_stored = False
+        """After an error: whether the server may hold it all the same."""
 
     def add(self, data: Any) -> int:
         """Put a message in, and say by how many bytes the batch grew."""
@@ -157,11 +160,6 @@ class PendingBatch:
             raise self.error
         assert self.receipt is not None, "the batch is not settled yet"
         return self.receipt
-
-    @property
-    def maybe_stored(self) -> bool:
-        """After an error: whether the server may hold it all the same."""
-        return isinstance(self.error, OutcomeUnknownError)
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -243,7 +241,7 @@ class Machine(Generic[B]):
 
     def abandon(self, reason: Exception) -> None:
         """Give up now: everything is settled with what is known about it."""
-        self._doom(reason, None)
+        self._doom(reason)
         self._lose_wire()
 
     # What the world does.
@@ -297,7 +295,7 @@ class Machine(Generic[B]):
             and now - oldest.begun >= self._settings.delivery_seconds_max
         ):
             last = self._last_failure or ConnectionFailedError("the server did not answer in time")
-            self._doom(last, None)
+            self._doom(last)
             self._lose_wire()
             self.drop = self._connected
 
@@ -391,13 +389,13 @@ class Machine(Generic[B]):
             self._opening_taken(batch, response)
             return
         if batch.transmissions == 1 or response.headers.get("producer-match") == "false":
-            self._doom(self._used(batch, response), batch)
+            self._doom(self._used(batch, response), batch, maybe_stored=False)
             return
         self._settle(batch, response, duplicate=True)
 
     def _opening_taken(self, batch: B, response: Response) -> None:
         """The first request of an epoch carries a key, which tells our own from another's."""
-        knows_keys = "stream-version" in response.headers
+        knows_keys = response.status == 409 or "stream-version" in response.headers
         if batch.transmissions > 1 and not knows_keys:
             self._doom(
                 OutcomeUnknownError(
@@ -405,12 +403,13 @@ class Machine(Generic[B]):
                     " cannot say whose request it holds"
                 ),
                 batch,
+                maybe_stored=True,
             )
         elif self._probing:
             current = response.integer("producer-epoch")
             self._next_epoch(batch, self._epoch if current is None else current)
         else:
-            self._doom(self._used(batch, response), batch)
+            self._doom(self._used(batch, response), batch, maybe_stored=False)
 
     def _answered_late(self, batch: B, response: Response) -> None:
         """The session has ended; what was still on its way is settled by its answer."""
@@ -419,16 +418,21 @@ class Machine(Generic[B]):
             repeated and response.headers.get("producer-match") != "false"
         ):
             self._settle(batch, response, duplicate=repeated)
-            return
-        assert self.failure is not None
-        batch.error = self._reason(batch) if response.status in REPEATED else self.failure
-        self._unsettled.remove(batch)
-        self._done(batch)
+        else:
+            assert self.failure is not None
+            maybe_stored = response.status in REPEATED or self._ambiguous(batch, response)
+            self._unsettled.remove(batch)
+            self._give_up(batch, self.failure, maybe_stored=maybe_stored)
+        self._bury()
 
     def _refused(self, batch: B, response: Response) -> None:
         error = error_of(response.status, response.headers, response.body)
         if error.code == "producer_sequence_gap" and self._heals(batch, response):
             self._healing = True
+            return
+        if error.code == "idempotency_key_conflict" and not self._opened:
+            # The number is taken by other bytes than ours, so it cannot be ours.
+            self._opening_taken(batch, response)
             return
         if error.code == "producer_epoch_stale" and self._probing and not self._opened:
             current = response.integer("producer-epoch")
@@ -440,7 +444,16 @@ class Machine(Generic[B]):
             self.drop = True
             return
         self._last_failure = error
-        self._doom(error, batch)
+        self._doom(error, batch, maybe_stored=self._ambiguous(batch, response))
+
+    @staticmethod
+    def _ambiguous(batch: B, response: Response) -> bool:
+        """Whether an earlier transmission may have been stored although this one was refused.
+
+        A server that refuses for the sake of a newer epoch does not say what the older one did; one
+        that waits for an earlier number does.
+        """
+        return batch.transmissions > 1 and "producer-expected-seq" not in response.headers
 
     def _heals(self, batch: B, response: Response) -> bool:
         """Whether the server only waits for a batch that is going to be sent again."""
@@ -458,6 +471,7 @@ class Machine(Generic[B]):
             self._doom(
                 EpochContestedError(f"{EPOCH_RACES_MAX} epochs were opened by others meanwhile"),
                 batch,
+                maybe_stored=False,
             )
             return
         # Never backwards, and never the epoch that was just refused.
@@ -514,43 +528,47 @@ class Machine(Generic[B]):
         self._unsettled.remove(batch)
         self._done(batch)
 
-    def _doom(self, error: Exception, culprit: B | None) -> None:
-        """End the session. What is on the wire is still waited for; the rest is settled now."""
+    def _doom(
+        self, error: Exception, culprit: B | None = None, *, maybe_stored: bool = False
+    ) -> None:
+        """End the session. What is on the wire is still waited for, then the rest is settled."""
         if culprit is not None:
             self._unsettled.remove(culprit)
-            culprit.error = error
-            self._done(culprit)
+            self._give_up(culprit, error, maybe_stored=maybe_stored)
         if self.failure is not None:
             return
         self.failure = ProducerFailedError(f"the producer has stopped: {error}", cause=error)
         self.failure.__cause__ = error
         self._seal()
-        on_wire = set(map(id, self._wire))
-        unsent = [batch for batch in self._unsettled if id(batch) not in on_wire]
-        for batch in (*unsent, *self._sealed):
-            batch.error = self._reason(batch)
-            self._done(batch)
-        self._unsettled = deque(batch for batch in self._unsettled if id(batch) in on_wire)
+        self._unsettled.extend(self._sealed)
         self._sealed.clear()
+        self._bury()
+
+    def _bury(self) -> None:
+        """Settle what will never be sent, in order: behind what is still waited for."""
+        if not self._wire:
+            self._lose_wire()
 
     def _lose_wire(self) -> None:
         """Nobody will answer any more."""
         self._wire.clear()
+        assert self.failure is not None
         while self._unsettled:
             batch = self._unsettled.popleft()
-            batch.error = self._reason(batch)
-            self._done(batch)
-
-    def _reason(self, batch: B) -> Exception:
-        assert self.failure is not None
-        if batch.transmissions:
+            if not batch.transmissions:
+                self._give_up(batch, self.failure, maybe_stored=False)
+                continue
             unknown = OutcomeUnknownError(
                 "the batch was sent and its answer lost: it may or may not be stored",
                 cause=self.failure.cause,
             )
             unknown.__cause__ = self.failure.cause
-            return unknown
-        return self.failure
+            self._give_up(batch, unknown, maybe_stored=True)
+
+    def _give_up(self, batch: B, error: Exception, *, maybe_stored: bool) -> None:
+        batch.error = error
+        batch.maybe_stored = maybe_stored
+        self._done(batch)
 
     def _done(self, batch: B) -> None:
         self.pending_bytes -= batch.weight
