@@ -1,7 +1,7 @@
 """The producer through a bad network and over a server that is killed: exactly once, in order.
 
-`FENCEPOST_CLIENT_MESSAGES` sets how many messages each test sends; 100,000 make a long run. The seed
-of a failing run is in its output, and `FENCEPOST_CLIENT_SEED` replays it.
+`FENCEPOST_CLIENT_MESSAGES` sets how many messages each test sends; 100,000 make a long run. The
+seed of a failing run is in its output, and `FENCEPOST_CLIENT_SEED` replays it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -124,7 +124,7 @@ async def test_an_async_producer_through_a_bad_network_stores_each_message_once_
             stream = await client.create("faults/async")
             async with stream.producer("p", batch_bytes_max=1_000) as producer:
                 for number in range(MESSAGES):
-                    await producer.append({"n": number})
+                    _ = await producer.append({"n": number})
         assert proxy.cuts > 3
 
     async with fencepost.connect_async(server_process.url) as client:
@@ -169,9 +169,8 @@ def test_a_producer_that_crashes_and_restarts_loses_nothing_to_its_predecessor(
                 stream = client.create("faults/lives")
                 lives = dice.randrange(1, 400)
                 producer = stream.producer("p", batch_bytes_max=500)
-                batches = []
-                for number in sorted(set(range(total)) - acknowledged)[:lives]:
-                    batches.append((number, producer.append({"n": number})))
+                missing = sorted(set(range(total)) - acknowledged)[:lives]
+                batches = [(number, producer.append({"n": number})) for number in missing]
                 # Only what was acknowledged before the crash is known; the rest is sent again.
                 for number, batch in batches[: len(batches) * 3 // 4 + 1]:
                     batch.wait()
@@ -200,7 +199,7 @@ async def test_a_follower_sees_each_message_once_through_a_bad_network(
         async def write() -> None:
             async with stream.producer("p", batch_bytes_max=200) as producer:
                 for number in range(total):
-                    await producer.append(number)
+                    _ = await producer.append(number)
             await stream.close()
 
         async with asyncio.TaskGroup() as both:
@@ -227,7 +226,7 @@ async def distance(server_process: ServerProcess) -> AsyncIterator[Proxy]:
 
 
 async def test_five_in_flight_hide_a_distance_that_one_does_not(
-    distance: Proxy, record_property: pytest.RecordProperty
+    distance: Proxy, record_property: Callable[[str, object], None]
 ) -> None:
     """The factor is reported, not asserted: a busy machine must not fail a test."""
     seconds: dict[int, float] = {}
@@ -238,7 +237,7 @@ async def test_five_in_flight_hide_a_distance_that_one_does_not(
             began = loop.time()
             async with stream.producer("p", max_in_flight=in_flight, batch_bytes_max=1) as producer:
                 for number in range(100):
-                    await producer.append(number)
+                    _ = await producer.append(number)
             seconds[in_flight] = loop.time() - began
             assert await stream.read(type=int).messages() == list(range(100))
 

@@ -110,6 +110,11 @@ class AsyncConnection:
         with contextlib.suppress(OSError, RuntimeError):
             await self._writer.wait_closed()
 
+    def __del__(self) -> None:
+        # Whoever stops iterating over a follower and forgets it hangs up.
+        if not self._writer.is_closing():
+            self.abort()
+
     async def _send(self, request: Request) -> None:
         self._parser.without_body = request.method == "HEAD"
         self._seconds = self._timeouts.live if request.live else self._timeouts.answer

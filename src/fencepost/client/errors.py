@@ -359,4 +359,6 @@ def _code_of(status: int, headers: Mapping[str, str]) -> str:
         return "producer_sequence_gap"
     if status == 409 and headers.get("stream-closed", "").lower() == "true":
         return "stream_closed"
-    return {404: "stream_not_found"}.get(status, f"http_{status}")
+    if status == 410:
+        return "offset_truncated" if "stream-first-offset" in headers else "stream_deleted"
+    return "stream_not_found" if status == 404 else f"http_{status}"

@@ -113,6 +113,11 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.close()
 
+    def __del__(self) -> None:
+        # Whoever stops iterating over a follower and forgets it hangs up.
+        if hasattr(self, "_sock"):
+            self.close()
+
     def _send(self, request: Request) -> None:
         self._parser.without_body = request.method == "HEAD"
         body = request.body
