@@ -143,6 +143,11 @@ class Engine:
         return max(self._store.tick(), self._started_ms + elapsed_ms)
 
     @property
+    def is_restricted(self) -> bool:
+        """Whether subscriptions have owners who may read some streams only."""
+        return self._readers is not None
+
+    @property
     def is_scanning(self) -> bool:
         """Whether a new subscription is looking for the streams that exist."""
         return bool(self._scans)

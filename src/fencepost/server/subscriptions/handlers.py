@@ -45,7 +45,7 @@ from fencepost.server.subscriptions.guard import Guard, UnsafeTargetError
 from fencepost.server.subscriptions.outcomes import ConfigConflict, Made, TooMany, WakeName
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.server.subscriptions.showing import show_subscription, show_wake
-from fencepost.server.subscriptions.tokens import BadToken, Tokens
+from fencepost.server.subscriptions.tokens import BadToken, Token, Tokens
 from fencepost.store.contract import Failed, Unknown
 
 ROOT = b"/v1/stream/__ds/"
@@ -238,7 +238,7 @@ class SubscriptionHandlers:
     async def _ack(self, request: Request, name: str) -> Answer:
         body = parse(request, AckBody)
         acks = self._bodies.acks(body.acks)
-        subscription = self._existing(name)
+        subscription = self._worked_for(request, name)
         wake = self._authorized(request, subscription, body)
         outcome = self._engine.ack(subscription, wake, acks, done=body.done)
         match outcome:
@@ -252,7 +252,7 @@ class SubscriptionHandlers:
 
     async def _release(self, request: Request, name: str) -> Answer:
         body = parse(request, WakeBody)
-        subscription = self._existing(name)
+        subscription = self._worked_for(request, name)
         wake = self._authorized(request, subscription, body)
         outcome = self._engine.release(subscription, wake)
         return await self._durably(_empty() if outcome is None else _fenced(outcome))
@@ -301,8 +301,28 @@ class SubscriptionHandlers:
             raise _not_found()
         return subscription
 
+    def _worked_for(self, request: Request, name: str) -> Subscription:
+        """The subscription that a worker speaks about.
+
+        With authorization, whether there is one is told to those only who have a token for it.
+        """
+        if self._engine.is_restricted and self._token(request).name != name:
+            raise _other_token()
+        return self._existing(name)
+
     def _authorized(self, request: Request, subscription: Subscription, body: WakeBody) -> WakeName:
         """The wake that a request names, once its token is found to be for this subscription."""
+        token = self._token(request)
+        if token.name != subscription.name:
+            raise _other_token()
+        if not 0 <= body.generation <= GENERATION_MAX:
+            raise invalid("generation is an integer from 0 to 2^53-1")
+        # A token of a subscription that was deleted, and whose name is taken again, fits no wake.
+        generation = token.generation if token.incarnation == subscription.id else -1
+        return WakeName(generation, body.generation, body.wake_id)
+
+    def _token(self, request: Request) -> Token:
+        """The token of a wake that a request shows."""
         if b"authorization" in request.repeated:
             raise invalid("the header authorization came more than once")
         scheme, _, text = request.headers.get(b"authorization", b"").partition(b" ")
@@ -311,13 +331,7 @@ class SubscriptionHandlers:
         token = self._tokens.read(text.strip().decode("latin-1"), now_ms=self._engine.now_ms())
         if isinstance(token, BadToken):
             raise _unauthorized("TOKEN_INVALID", token.detail)
-        if token.name != subscription.name:
-            raise _unauthorized("TOKEN_INVALID", "the token is for another subscription")
-        if not 0 <= body.generation <= GENERATION_MAX:
-            raise invalid("generation is an integer from 0 to 2^53-1")
-        # A token of a subscription that was deleted, and whose name is taken again, fits no wake.
-        generation = token.generation if token.incarnation == subscription.id else -1
-        return WakeName(generation, body.generation, body.wake_id)
+        return token
 
     async def _durably(self, answer: Response) -> Response:
         failure = await self._engine.durable()
@@ -379,6 +393,10 @@ def _unauthorized(code: str, message: str) -> SubscriptionRefusedError:
     refusal = SubscriptionRefusedError(401, code, message)
     refusal.response.headers.append((b"WWW-Authenticate", b"Bearer"))
     return refusal
+
+
+def _other_token() -> SubscriptionRefusedError:
+    return _unauthorized("TOKEN_INVALID", "the token is for another subscription")
 
 
 def _no_method(allowed: bytes) -> Response:

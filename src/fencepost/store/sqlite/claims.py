@@ -26,7 +26,6 @@ from fencepost.protocol.streams import CLAIMED, Producer
 from fencepost.store.sqlite.database import fetch
 from fencepost.store.sqlite.ledger import Entry
 
-
 STANDINGS_MAX = 4096
 """Principals that are kept in mind although they have no open claims."""
 
