@@ -27,9 +27,9 @@ QUICK = Timeouts(connect=2.0, answer=2.0)
 
 BRISK = Retries(delay_seconds_max=0.1)
 
-CUTS = Trouble(cut_requests=0.6, cut_answers=0.6, refuse=0.1, within_bytes=8_000)
+CUTS = Trouble(cut_requests=1.0, cut_answers=0.5, refuse=0.1, within_bytes=8_000)
 EVERYTHING = Trouble(
-    cut_requests=0.4,
+    cut_requests=1.0,
     cut_answers=0.4,
     refuse=0.1,
     repeat=0.5,
