@@ -67,7 +67,7 @@ def test_what_a_page_tells_to_run_runs_and_prints_what_it_says(page: Path, tmp_p
     if any(_SERVES.search(block.script) for block in blocks):
         outputs = run(blocks, folder, port=free_port(), data=tmp_path / "data")
     else:
-        with ServerProcess(tmp_path / "data") as server:
+        with ServerProcess(tmp_path / "data", arguments=["--long-poll-ms", "1000"]) as server:
             outputs = run(blocks, folder, port=server.port, data=tmp_path / "data")
 
     for block, output in zip(blocks, outputs, strict=True):
