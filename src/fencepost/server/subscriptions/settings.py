@@ -18,7 +18,7 @@ class SubscriptionSettings:
     `auto`, which allows it when the server itself listens on this machine only."""
 
     subscriptions_max: int = 10_000
-    """Subscriptions that may exist; one more is refused with TOO_MANY_SUBSCRIPTIONS."""
+    """Subscriptions that may exist; one more is refused with `limit_exceeded`."""
 
     explicit_streams_max: int = 10_000
     """Streams that one subscription may name; links by pattern are bounded by the streams."""
