@@ -79,6 +79,14 @@ def _refusal(
 
 def held(actor: Actor, before: Producer | None, after: Producer) -> Producer:
     """The producer that an accepted append leaves, with who holds it and in which state."""
+    if (
+        actor.ending is None
+        and before is not None
+        and before.epoch == after.epoch
+        and after.principal
+        and after.claim != RELEASED
+    ):
+        return after  # it only goes on, as nearly always
     rule = actor.principal.rules.rule(after.id)
     opens = before is None or before.epoch != after.epoch
     owner, claim = after.principal, after.claim
@@ -103,6 +111,16 @@ def _is_retaken(before: Producer, after: Producer) -> bool:
     )
 
 
+def is_same_hold(before: Producer | None, after: Producer) -> bool:
+    """Whether an append only goes on: nobody's claim begins or ends with it."""
+    return (
+        before is not None
+        and before.epoch == after.epoch
+        and before.claim == after.claim
+        and before.principal == after.principal
+    )
+
+
 Standings = dict[str, Standing]
 
 
@@ -110,6 +128,8 @@ def decide_standings(
     standings: Standings, actor: Actor, before: Producer | None, after: Producer, now_ms: int
 ) -> Standings | TooFast:
     """How principals stand after an append that would be accepted; only those that change."""
+    if is_same_hold(before, after):
+        return {}
     step = step_of(actor, before, after)
     changed: Standings = {}
     if before is not None and before.claim == CLAIMED:
@@ -159,7 +179,7 @@ def audit(
     now_ms: int,
 ) -> AuditEvent | None:
     """What is to be told of an append that was accepted, or refused by the rules above."""
-    if before is None:
+    if before is None or (refusal is None and epoch == before.epoch and not actor.overrides):
         return None
     rule = actor.principal.rules.rule(producer_id)
     code: str | None = None

@@ -127,7 +127,16 @@ class Principal:
     Answers are remembered, because clients use the same few streams again and again.
     """
 
-    __slots__ = ("_everything", "_grants", "_ids", "_verbs", "name", "pace", "rules")
+    __slots__ = (
+        "_everything",
+        "_grants",
+        "_ids",
+        "_producers",
+        "_verbs",
+        "name",
+        "pace",
+        "rules",
+    )
 
     def __init__(
         self,
@@ -144,6 +153,7 @@ class Principal:
         self._grants = tuple(grants)
         self._ids = tuple(producers)
         self._verbs: dict[str, int] = {}
+        self._producers: dict[str, int | None] = {}
         self._everything = _granted(
             grant.verbs for grant in self._grants if any(glob.text == ANY for glob in grant.streams)
         )
@@ -196,7 +206,20 @@ class Principal:
 
     def may_use(self, producer_id: str) -> bool:
         """Whether it may send as this producer."""
-        return any(glob.matches(producer_id) for glob in self._ids)
+        return self.verbs_for(producer_id) is not None
+
+    def verbs_for(self, producer_id: str) -> int | None:
+        """The verbs that sending as this producer needs beside those of the request itself.
+
+        None when it may not send as this producer at all.
+        """
+        found = self._producers.get(producer_id, -1)
+        if found == -1:
+            found = None
+            if any(glob.matches(producer_id) for glob in self._ids):
+                found = CLAIM if self.rules.rule(producer_id).is_claim else 0
+            _keep(self._producers, producer_id, found)
+        return found
 
 
 def _granted(verbs: Iterable[int]) -> int:

@@ -119,7 +119,7 @@ def decide_append_pace(
     taken = take(standing.appends, pace.appends, now_ms, appends)
     if isinstance(taken, Wait):
         return TooFast("appends_per_s", taken.ms)
-    return standing._replace(appends=taken)
+    return Standing(taken, *standing[1:])
 
 
 def decide_claim_pace(

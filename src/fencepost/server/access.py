@@ -27,7 +27,6 @@ from fencepost.protocol.globs import ANY, Glob
 from fencepost.protocol.grants import (
     ADMIN,
     APPEND,
-    CLAIM,
     CLOSE,
     CREATE,
     DELETE,
@@ -173,10 +172,10 @@ def append_allowed(append: Append, *, has_data: bool | None = None) -> None:
         needed |= CREATE
     producer = append.producer
     if producer is not None:
-        if not principal.may_use(producer.id):
+        also = principal.verbs_for(producer.id)
+        if also is None:
             raise forbidden("you may not use this producer id")
-        if principal.rules.rule(producer.id).is_claim:
-            needed |= CLAIM
+        needed |= also
     if principal.verbs_on(append.path) & needed != needed:
         require(principal, needed, append.path)
 
@@ -192,8 +191,9 @@ def actor_of(request: Request, path: str, ending: Ending | None = None) -> Actor
         reason = _reason(request)
     if ending is None and b"claim-end" in headers:
         ending = _ending(request)
-    overrides = bool(reason) and principal.may(ADMIN, path)
-    return Actor(principal, reason, overrides, ending)
+    if not reason and ending is None:
+        return Actor(principal)
+    return Actor(principal, reason, bool(reason) and principal.may(ADMIN, path), ending)
 
 
 def _reason(request: Request) -> str:

@@ -20,6 +20,7 @@ from fencepost.protocol.claims import (
     Standings,
     audit,
     decide_standings,
+    is_same_hold,
 )
 from fencepost.protocol.rates import NEW, TooFast, decide_append_pace, ended
 from fencepost.protocol.streams import CLAIMED, Producer
@@ -58,13 +59,22 @@ class Claims:
         if isinstance(paced, TooFast):
             self.refused += 1
             return paced
-        self.take_over({actor.name: paced})
+        if actor.name in self.standings:
+            self.standings[actor.name] = paced
+        else:
+            self.take_over({actor.name: paced})
         return None
 
     def settle(
         self, request: Append, before: Producer | None, outcome: AppendOutcome, now_ms: int
     ) -> AppendOutcome:
         """The outcome, unless what it would claim or raise comes too fast."""
+        if (
+            not isinstance(outcome, Appended)
+            or outcome.producer is None
+            or is_same_hold(before, outcome.producer)
+        ):
+            return outcome
         changed = self.weigh(self.standings, request, before, outcome, now_ms)
         if isinstance(changed, TooFast):
             return changed
@@ -103,6 +113,8 @@ class Claims:
         if actor is None or claim is None or self.auditor is None:
             return
         if isinstance(outcome, Appended):
+            if before is None or (before.epoch == claim.epoch and not actor.overrides):
+                return  # nothing is raised and nothing overridden, as nearly always
             refusal = None
         elif isinstance(outcome, NotHolder | EpochGuarded):
             refusal = outcome
