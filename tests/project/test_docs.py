@@ -36,7 +36,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LINK = re.compile(r"\[[^\]]*\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
-_SERVES = re.compile(r"\./run serve &")
+_SERVES = re.compile(r"\./run serve( --config \S+)? &")
 
 
 class Block(NamedTuple):
@@ -78,7 +78,7 @@ def test_what_a_page_tells_to_run_runs_and_prints_what_it_says(page: Path, tmp_p
 def run(blocks: list[Block], folder: Path, *, port: int, data: Path) -> list[str]:
     """What each block prints, run one after the other by the same shell."""
     script = f"\necho '{MARK}'\n".join(block.script for block in blocks)
-    script = _SERVES.sub(f"./run serve --port {port} --data '{data}' &", script)
+    script = _SERVES.sub(rf"./run serve --port {port} --data '{data}'\1 &", script)
     script = script.replace("127.0.0.1:4437", f"127.0.0.1:{port}")
     (folder / "run").write_text(f"#!/bin/sh\nexec '{ROOT}/run' \"$@\"\n")
     (folder / "run").chmod(0o755)
