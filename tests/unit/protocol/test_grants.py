@@ -1,13 +1,17 @@
 """Who may do what, and who holds a producer id: the rules alone."""
 
 import itertools
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fencepost.protocol.appends import Append, Appended, ProducerTuple, decide_append
+from fencepost.protocol.batches import Batch
 from fencepost.protocol.claims import (
     Actor,
+    Ending,
     EpochGuarded,
     NotHolder,
     audit,
@@ -34,7 +38,7 @@ from fencepost.protocol.grants import (
     is_audit,
 )
 from fencepost.protocol.rates import NEW, UNLIMITED, Pace, Standing, TooFast
-from fencepost.protocol.streams import CLAIMED, COMPLETED, RELEASED, UNCLAIMED, Producer
+from fencepost.protocol.streams import CLAIMED, COMPLETED, RELEASED, UNCLAIMED, Producer, Stream
 
 STALE_MS = 60_000
 RULES = ProducerRules(
@@ -398,3 +402,86 @@ def test_an_override_and_a_refusal_are_told_and_ordinary_appends_are_not() -> No
     assert audit(ANN, "jobs", 0, "task:1", None, None, 77) is None
     row = producer("ann", producer_id="row:1", claim=UNCLAIMED)
     assert audit(BOB, "jobs", 4, "row:1", row, None, 77) is None
+
+
+# All of it together
+
+
+class Book:
+    """Producers and standings as a store keeps them, in a dictionary each."""
+
+    def __init__(self) -> None:
+        self.stream = Stream(1, "jobs", "application/json", created_ms=0)
+        self.producers: dict[str, Producer] = {}
+        self.standings: dict[str, Standing] = {}
+        self.now_ms = 0
+
+    def send(self, who: Actor, producer_id: str, epoch: int, seq: int) -> object:
+        claim = ProducerTuple(producer_id, epoch, seq)
+        batch = Batch(1, 1, b"1", None)
+        request = Append(
+            "jobs", batch, "application/json", producer=claim, digest=b"\0" * 16, actor=who
+        )
+        before = self.producers.get(producer_id)
+        outcome = decide_append(self.stream, before, request, position=0, now_ms=self.now_ms)
+        if isinstance(outcome, Appended):
+            assert outcome.producer is not None
+            found = decide_standings(self.standings, who, before, outcome.producer, self.now_ms)
+            if isinstance(found, TooFast):
+                return found
+            self.standings.update(found)
+            self.producers[producer_id] = outcome.producer
+        return outcome
+
+
+class Sent(NamedTuple):
+    who: str
+    producer_id: str
+    raises: int
+    ending: Ending | None
+    overrides: bool
+    waits_ms: int
+
+
+SENT = st.builds(
+    Sent,
+    st.sampled_from(["ann", "bob"]),
+    st.sampled_from(["task:1", "task:2", "row:1", "fixed:1"]),
+    st.sampled_from([0, 0, 0, 1]),
+    st.sampled_from([None, None, "released", "completed"]),
+    st.booleans(),
+    st.sampled_from([0, 0, STALE_MS]),
+)
+
+
+@given(st.lists(SENT, max_size=40), st.sampled_from([None, 1, 2]))
+def test_open_claims_are_those_that_somebody_holds(sent: list[Sent], most: int | None) -> None:
+    """After any requests: each principal's open claims are counted exactly, and within its limit.
+
+    Nobody who is neither the holder nor an administrator ever adds to an epoch that is held.
+    """
+    pace = Pace(open_claims_max=most)
+    people = {name: principal(name, pace=pace) for name in ("ann", "bob")}
+    book = Book()
+    for one in sent:
+        book.now_ms += one.waits_ms
+        before = book.producers.get(one.producer_id)
+        epoch = one.raises if before is None else before.epoch + one.raises
+        seq = 0 if before is None or one.raises else before.seq + 1
+        actor = Actor(people[one.who], "why", one.overrides, one.ending)
+
+        outcome = book.send(actor, one.producer_id, epoch, seq)
+
+        if isinstance(outcome, Appended) and before is not None and not one.overrides:
+            is_held = before.claim in (CLAIMED, COMPLETED)
+            if is_held and not one.raises:
+                assert before.principal == one.who
+            if is_held and one.raises:
+                assert before.claim == CLAIMED
+                assert book.now_ms - before.updated_ms >= STALE_MS
+        for name in people:
+            held_now = sum(
+                p.claim == CLAIMED and p.principal == name for p in book.producers.values()
+            )
+            assert book.standings.get(name, NEW).open_claims == held_now
+            assert most is None or held_now <= most
