@@ -92,6 +92,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     producer_if: tuple[int, int] | None = None
     strict: bool = False
     lease_token: str | None = None
+    claim_end: Literal["released", "completed"] | None = None
+    """The holder of a claimed producer id gives it up with this append."""
+    reason: str | None = None
+    """Why an epoch is raised, for the audit stream."""
 
     def headers(self) -> list[tuple[str, str]]:
         """As they go on the wire."""
@@ -117,6 +121,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             headers.append(("Producer-Strict", "true"))
         if self.lease_token is not None:
             headers.append(("Lease-Token", self.lease_token))
+        if self.claim_end is not None:
+            headers.append(("Claim-End", self.claim_end))
+        if self.reason is not None:
+            headers.append(("Audit-Reason", self.reason))
         return headers
 
 
@@ -278,6 +286,7 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     auto_create: bool = False
     key: str | None = None
     lease_token: str | None = None
+    claim_end: Literal["released", "completed"] | None = None
 
     def document(self) -> dict[str, Any]:
         """As it goes on the wire."""
@@ -310,16 +319,23 @@ _PLAIN = (
     "auto_create",
     "key",
     "lease_token",
+    "claim_end",
 )
 
 
 def commit(
-    settings: ClientSettings, appends: Iterable[CommitAppend], key: str | None
+    settings: ClientSettings,
+    appends: Iterable[CommitAppend],
+    key: str | None,
+    reason: str | None = None,
 ) -> Operation[Committed]:
-    """Several appends, all of them or none."""
+    """Several appends, all of them or none; `reason` is for the audit stream."""
     body = _ENCODER.encode({"appends": [append.document() for append in appends]})
-    headers = (("Content-Type", JSON), ("Idempotency-Key", key or new_key(settings)))
-    answer = yield from exchange(settings, Request("POST", "/v1/commit", headers, body), Kind.WRITE)
+    headers = [("Content-Type", JSON), ("Idempotency-Key", key or new_key(settings))]
+    if reason is not None:
+        headers.append(("Audit-Reason", reason))
+    request = Request("POST", "/v1/commit", tuple(headers), body)
+    answer = yield from exchange(settings, request, Kind.WRITE)
     return _decoded(answer.response, Committed)
 
 
