@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 import struct
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,9 +43,21 @@ CALM = Trouble()
 
 
 class Proxy:
-    """Listens on a port of its own and carries bytes to `host:port`, as `trouble` has it."""
+    """Listens on a port of its own and carries bytes to `host:port`, as `trouble` has it.
 
-    def __init__(self, host: str, port: int, trouble: Trouble = CALM, *, seed: int = 0) -> None:
+    With `ssl` it speaks TLS to its clients and ends it here.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        trouble: Trouble = CALM,
+        *,
+        seed: int = 0,
+        ssl: ssl.SSLContext | None = None,
+    ) -> None:
+        self._ssl = ssl
         self._host = host
         self._port = port
         self._dice = random.Random(seed)
@@ -61,7 +74,7 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, ssl=self._ssl)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -85,7 +98,7 @@ class Proxy:
             await self._serve(reader, writer)
         finally:
             self._tasks.discard(task)
-            writer.close()
+            await _finish(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -103,7 +116,7 @@ class Proxy:
             there = dice.randrange(1, trouble.within_bytes)
         if dice.random() < trouble.cut_answers:
             # Answers are small beside what they answer.
-            back = dice.randrange(1, max(2, trouble.within_bytes // 20))
+            back = dice.randrange(1, max(2, trouble.within_bytes // 4))
         repeats = dice.random() < trouble.repeat
         carried = bytearray()
         try:
@@ -116,7 +129,7 @@ class Proxy:
             if dice.random() < trouble.reset:
                 _reset(writer)
                 _reset(downstream)
-            downstream.close()
+            await _finish(downstream)
         if repeats:
             await self._repeat(bytes(carried))
 
@@ -170,7 +183,7 @@ class Proxy:
         except (OSError, TimeoutError):
             pass
         finally:
-            writer.close()
+            await _finish(writer)
 
     def _cut(self, writer: asyncio.StreamWriter) -> None:
         self.cuts += 1
@@ -186,9 +199,21 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(data)
 
 
+async def _finish(writer: asyncio.StreamWriter) -> None:
+    """Close and see it closed, politely at first."""
+    writer.close()
+    try:
+        async with asyncio.timeout(0.5):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        writer.transport.abort()
+
+
 def _reset(writer: asyncio.StreamWriter) -> None:
     """End a connection as a crash ends it: by a reset, losing what is on its way."""
-    sock = writer.get_extra_info("socket")
+    sock = None if writer.is_closing() else writer.get_extra_info("socket")
+    if sock is None:
+        return
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -298,7 +298,7 @@ class AsyncStream:
             linger: Seconds that a batch may wait for more messages.
             max_in_flight: Batches that may be on their way at once.
             pending_bytes_max: Unacknowledged bytes at which `append` waits.
-            delivery_seconds_max: When to give a batch up that is not acknowledged.
+            delivery_seconds_max: How long nothing may be acknowledged before it gives up.
             on_ack: Called with the receipt of every stored batch.
             on_error: Called with the error and the batch, data included, that was not stored.
         """

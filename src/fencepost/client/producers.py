@@ -198,6 +198,7 @@ class IdempotentProducer(_Counts[Delivery]):
         )
         self._machine = self._session.machine
         self._clock_ns = driver.settings.clock.monotonic_ns
+        self._pending_bytes_max = tuning.pending_bytes_max
         self._link: _Link | None = None
         self._next_poll = 0.0
         self._pid = os.getpid()
@@ -208,10 +209,10 @@ class IdempotentProducer(_Counts[Delivery]):
         machine = self._machine
         now = self._clock_ns() / 1e9
         batch = machine.append(data, now)
-        if now >= self._next_poll or machine.can_send(now):
+        if machine.pending_bytes > self._pending_bytes_max:
+            self._drive(self._has_room, None)
+        elif now >= self._next_poll or machine.can_send(now):
             self._step(now)
-            if machine.pending_bytes > self._session.tuning.pending_bytes_max:
-                self._wait_for_room()
             self._next_poll = now + POLL_SECONDS
         return batch
 
@@ -252,9 +253,8 @@ class IdempotentProducer(_Counts[Delivery]):
         with contextlib.suppress(FencepostError):
             self.close()
 
-    def _wait_for_room(self) -> None:
-        machine, limit = self._machine, self._session.tuning.pending_bytes_max
-        self._drive(lambda: machine.pending_bytes <= limit, None)
+    def _has_room(self) -> bool:
+        return self._machine.pending_bytes <= self._pending_bytes_max
 
     def _drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
         """Send and receive until `done`; false when time is up first."""
@@ -491,12 +491,12 @@ class AsyncIdempotentProducer(_Counts[AsyncDelivery]):
     ) -> None:
         if error is None:
             await self.close()
-        elif isinstance(error, asyncio.CancelledError):
-            # Whoever cancels does not want to wait for the server.
-            await self.close(timeout=0)
-        else:
-            with contextlib.suppress(FencepostError):
-                await self.close()
+            return
+        # Whoever cancels does not want to wait for the server. After any other exception what was
+        # appended before it is still wanted, but must not hide it.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        with contextlib.suppress(FencepostError):
+            await self.close(timeout=0 if cancelled else None)
 
     async def _wait_for_room(self) -> None:
         limit = self._session.tuning.pending_bytes_max

@@ -54,7 +54,7 @@ class ProducerSettings:
     pending_bytes_max: int = 16 << 20
     """Bytes that may wait to be acknowledged before `append` waits."""
     delivery_seconds_max: float = 120.0
-    """After this long without an acknowledgement a batch is given up."""
+    """When nothing was acknowledged for this long the producer gives up."""
     answer_seconds_max: float = 30.0
     """A connection that answers nothing for this long is given up."""
     retries: Retries = field(default_factory=Retries)
@@ -200,6 +200,7 @@ class Machine(Generic[B]):
         self._not_before = 0.0
         self._failures = 0
         self._progress = 0.0
+        self._acked_at = 0.0
         self._closed = False
         self._last_failure: Exception | None = None
         self.pending_bytes = 0
@@ -288,12 +289,8 @@ class Machine(Generic[B]):
         """Time has passed."""
         if self._wire and now - self._progress >= self._settings.answer_seconds_max:
             self.drop = True
-        oldest = self._oldest()
-        if (
-            oldest is not None
-            and self.failure is None
-            and now - oldest.begun >= self._settings.delivery_seconds_max
-        ):
+        gives_up = self._gives_up_at()
+        if gives_up is not None and now >= gives_up:
             last = self._last_failure or ConnectionFailedError("the server did not answer in time")
             self._doom(last)
             self._lose_wire()
@@ -347,9 +344,9 @@ class Machine(Generic[B]):
         times: list[float] = []
         if self._wire:
             times.append(self._progress + self._settings.answer_seconds_max)
-        oldest = self._oldest()
-        if oldest is not None and self.failure is None:
-            times.append(oldest.begun + self._settings.delivery_seconds_max)
+        gives_up = self._gives_up_at()
+        if gives_up is not None:
+            times.append(gives_up)
             if not self._wire and (self._unsettled or self._sealed):
                 times.append(self._not_before)
             elif self._batch is not None and len(self._wire) < self._window and not self._healing:
@@ -516,6 +513,7 @@ class Machine(Generic[B]):
         assert batch.seq is not None
         self._failures = 0
         self._not_before = 0.0
+        self._acked_at = self._progress
         batch.receipt = Receipt(
             epoch=batch.epoch,
             seq=batch.seq,
@@ -579,7 +577,16 @@ class Machine(Generic[B]):
         self._failures += 1
         self._not_before = max(self._not_before, now + delay)
 
-    def _oldest(self) -> B | None:
+    def _gives_up_at(self) -> float | None:
+        """A long queue is no reason to give up while it is getting shorter."""
         if self._unsettled:
-            return self._unsettled[0]
-        return self._sealed[0] if self._sealed else self._batch
+            oldest = self._unsettled[0]
+        elif self._sealed:
+            oldest = self._sealed[0]
+        elif self._batch is not None:
+            oldest = self._batch
+        else:
+            return None
+        if self.failure is not None:
+            return None
+        return max(oldest.begun, self._acked_at) + self._settings.delivery_seconds_max
