@@ -107,10 +107,10 @@ PATHS = [
 
 METHODS = [
     Row("PATCH", request("PATCH", WITNESS), 405, "method_not_allowed"),
-    Row("unknown method", request("BREW", WITNESS), 501, "method_not_implemented"),
-    Row("TRACE", request("TRACE", WITNESS), 501, "method_not_implemented"),
-    Row("small letters", request("get", WITNESS), 501, "method_not_implemented"),
-    Row("CONNECT", request("CONNECT", "test:80"), 501, "method_not_implemented"),
+    Row("unknown method", request("BREW", WITNESS), 400, "method_unknown"),
+    Row("TRACE", request("TRACE", WITNESS), 400, "method_unknown"),
+    Row("small letters", request("get", WITNESS), 400, "method_unknown"),
+    Row("CONNECT", request("CONNECT", "test:80"), 400, "method_unknown"),
     Row("POST to /healthz", request("POST", "/healthz"), 405, "method_not_allowed"),
     Row("DELETE of /metrics", request("DELETE", "/metrics"), 405, "method_not_allowed"),
 ]
@@ -592,8 +592,8 @@ HTTP = [
     Row(
         "no HTTP at all",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        501,
-        "method_not_implemented",
+        400,
+        "method_unknown",
     ),
     Row("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "bad_request"),
     Row("HTTP/0.9", b"GET /\r\n\r\n", 505, "version_not_supported"),

@@ -85,9 +85,7 @@ class ASGIApp:
         headers, repeated = _headers(scope)
         if scope["method"] not in _METHODS:
             detail = f"{scope['method']} is not known here"
-            await _send(
-                send, problem(501, "method_not_implemented", "Not Implemented", detail), False
-            )
+            await _send(send, problem(400, "method_unknown", "Bad Request", detail), False)
             return
         body = await self._body(headers, receive)
         if body is None:

@@ -142,7 +142,7 @@ class RequestReader:
         if not self._keep_alive and self._phase == _BETWEEN:
             return Stopped()  # bytes after a request that said it was the last
         if isinstance(error, httptools.HttpParserInvalidMethodError):
-            return Refusal(501, "method_not_implemented", "the method is not known here")
+            return Refusal(400, "method_unknown", "the method is not known here")
         return bad_request(f"the request is malformed: {error}")
 
     # What llhttp calls, in this order.
@@ -183,7 +183,7 @@ class RequestReader:
         name = parser.get_method()
         method = METHODS.get(name)
         if method is None:
-            raise Refusal(501, "method_not_implemented", f"{name.decode()} is not known here")
+            raise Refusal(400, "method_unknown", f"{name.decode()} is not known here")
         self._method = method
         self._phase = _BODY
         self._keep_alive = keep_alive = parser.should_keep_alive()

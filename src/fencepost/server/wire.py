@@ -16,7 +16,7 @@ from fencepost.server.http import Headers
 METHODS = {
     name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 }
-"""What reaches the application, which answers 405 where it has no use for one; others are 501."""
+"""What reaches the application, which answers 405 where it has no use for one; others are 400."""
 
 NO_NAMES: frozenset[bytes] = frozenset()
 

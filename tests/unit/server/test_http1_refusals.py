@@ -144,12 +144,12 @@ MALFORMED_LINES = {
 OTHERS = {
     "HTTP/0.9": (b"GET /\r\n\r\n", 505, "version_not_supported"),
     "HTTP/2.0": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505, "version_not_supported"),
-    "an unknown method": (b"FOO / HTTP/1.1\r\n" + HOST + b"\r\n", 501, "method_not_implemented"),
-    "a lower-case method": (b"get / HTTP/1.1\r\n" + HOST + b"\r\n", 501, "method_not_implemented"),
-    "TRACE": (b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n", 501, "method_not_implemented"),
-    "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\n" + HOST + b"\r\n", 501, "method_not_implemented"),
-    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 501, "method_not_implemented"),
-    "NUL": (b"\x00", 501, "method_not_implemented"),
+    "an unknown method": (b"FOO / HTTP/1.1\r\n" + HOST + b"\r\n", 400, "method_unknown"),
+    "a lower-case method": (b"get / HTTP/1.1\r\n" + HOST + b"\r\n", 400, "method_unknown"),
+    "TRACE": (b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n", 400, "method_unknown"),
+    "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\n" + HOST + b"\r\n", 400, "method_unknown"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400, "method_unknown"),
+    "NUL": (b"\x00", 400, "method_unknown"),
     "an upgrade": (
         get("/", "Connection: upgrade", "Upgrade: websocket"),
         400,
@@ -338,7 +338,7 @@ async def test_a_refused_sender_that_stays_is_closed_after_a_while() -> None:
         await client.send(b"nonsense\r\n\r\n")
         await until(lambda: listening.counters.connections_open == 0)
 
-        assert (await client.reply()).status == 501
+        assert (await client.reply()).status == 400
 
 
 async def test_a_refused_head_request_is_answered_without_a_body() -> None:
@@ -359,7 +359,7 @@ async def test_a_refusal_comes_after_the_answers_to_what_came_before() -> None:
 
         assert (await client.reply()).status == 201
         assert (await client.reply()).body == b"GET /echo? "
-        assert (await client.reply()).status == 501
+        assert (await client.reply()).status == 400
         assert await client.rest() == b""
     assert [request.path for request in app.requests] == [b"/later", b"/echo"]
 

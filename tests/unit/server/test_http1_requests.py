@@ -264,7 +264,7 @@ async def test_what_happened_is_counted() -> None:
 
     assert counters.requests["GET"] == [0, 0, 1, 0, 0, 0]
     assert counters.requests["POST"] == [0, 0, 0, 0, 0, 1]
-    assert counters.refusals == {"method_not_implemented": 1}
+    assert counters.refusals == {"method_unknown": 1}
     assert counters.connections_total == 1
     assert counters.bytes_in == len(sent)
     assert counters.bytes_out == len(received)
