@@ -214,6 +214,16 @@ class Subscription:
             and self.shows(path)
         )
 
+    def restrict(self, may_read: Callable[[str], bool]) -> None:
+        """Let it see what its owner may read by now; it forgets the links to other streams.
+
+        Their cursors stay on disk: the grant may come back.
+        """
+        self.may_read = may_read
+        for path in [path for path in self.links if not may_read(path)]:
+            del self.links[path]
+            self.pending.pop(path, None)
+
     def shows(self, path: str) -> bool:
         """Whether its owner may read a stream: a wake tells of no others."""
         return self.may_read is None or self.may_read(path)

@@ -116,22 +116,11 @@ class Engine:
         self._crew.forget()
         self._delivering.clear()
         for subscription in subscriptions:
-            self._restrict(subscription)
+            if self._readers is not None:
+                subscription.restrict(self._readers(subscription.owner))
             self.registry.add(subscription)
             if self._consider(subscription):
                 self._save(subscription)
-
-    def _restrict(self, subscription: Subscription) -> None:
-        """Let a subscription see what its owner may read by now.
-
-        The cursors of other streams stay on disk: the grant may come back.
-        """
-        if self._readers is None:
-            return
-        subscription.may_read = self._readers(subscription.owner)
-        for path in [path for path in subscription.links if not subscription.shows(path)]:
-            del subscription.links[path]
-            subscription.pending.pop(path, None)
 
     def now_ms(self) -> int:
         """The time for leases and retries.
@@ -182,7 +171,8 @@ class Engine:
             draft = Subscription(
                 0, name, config, base_url=base_url, created_ms=created_ms, owner=owner
             )
-            self._restrict(draft)
+            if self._readers is not None:
+                draft.restrict(self._readers(owner))
             if draft.glob is not None and self.registry.find(name) is None:
                 found = await self._store.live_streams(draft.glob.prefix, draft.matches)
         finally:
