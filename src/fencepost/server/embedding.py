@@ -27,7 +27,10 @@ async def embedded(
     settings: ServerSettings | None = None,
     store_settings: SqliteSettings | None = None,
 ) -> AsyncIterator[ASGIApp]:
-    """An application to mount, as long as the context is open. Nobody is authorized by it."""
+    """An application to mount, as long as the context is open.
+
+    Everybody may do everything, unless `settings.auth` has principals.
+    """
     settings = settings or ServerSettings()
     assembly = await Assembly.open(
         settings, store_settings or SqliteSettings(folder=folder), on_loopback=False
