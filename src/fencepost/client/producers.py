@@ -291,6 +291,8 @@ class IdempotentProducer(_Counts[Delivery]):
             self._lose(ConnectionFailedError("the connection was given up", sent=True), now)
         if machine.settled:
             self._session.report()
+        if machine.failure is not None and not machine.busy:
+            self._hang_up()
 
     def _transmit(self, link: _Link, now: float) -> None:
         machine = self._machine
@@ -390,6 +392,11 @@ class _Link:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.close()
+
+    def __del__(self) -> None:
+        # A producer that was forgotten hangs up; what it had not sent is lost with it.
+        if hasattr(self, "_sock"):
+            self.close()
 
 
 class AsyncIdempotentProducer(_Counts[AsyncDelivery]):

@@ -1,0 +1,49 @@
+"""Every Python block of the documentation runs, top to bottom, against a real server.
+
+The blocks of a page share one namespace, as a reader's session would. The documented address is
+replaced by that of the test's server.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.serving import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["docs/start.md", "docs/guides/producer.md", "docs/guides/reading.md"]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_of_a_page_runs(page: str, server_process: ServerProcess) -> None:
+    text = (ROOT / page).read_text()
+    blocks = list(BLOCK.finditer(text))
+    assert blocks, f"{page} has no Python in it"
+    namespace: dict[str, object] = {"__name__": "documentation"}
+    for block in blocks:
+        line = text[: block.start()].count("\n") + 1
+        source = block[1].replace("http://localhost:4437", server_process.url)
+        # Padded, so that a failure names the line of the page.
+        code = compile("\n" * line + source, str(ROOT / page), "exec")
+        exec(code, namespace)  # noqa: S102  (running the documentation is the point)
+
+
+def test_the_first_screen_of_the_documentation_is_the_one_that_was_promised() -> None:
+    first = BLOCK.search((ROOT / "docs/start.md").read_text())
+    assert first is not None
+    assert first[1] == (
+        "import fencepost\n"
+        "\n"
+        'with fencepost.connect("http://localhost:4437") as client:\n'
+        '    orders = client.create("orders")                   '
+        "# JSON unless told otherwise; fine if it exists\n"
+        '    with orders.producer("checkout-1") as producer:    '
+        "# pipelined, exactly once, survives restarts of the server\n"
+        "        for n in range(100_000):\n"
+        '            producer.append({"order": n})\n'
+        '    assert [m["order"] for m in orders.read()] == list(range(100_000))\n'
+    )
