@@ -7,6 +7,7 @@ from fencepost.client.aio import (
     AsyncReading,
     AsyncStream,
 )
+from fencepost.client.async_producer import AsyncIdempotentProducer
 from fencepost.client.connecting import connect, connect_async
 from fencepost.client.errors import (
     BadRequestError,
@@ -53,7 +54,7 @@ from fencepost.client.errors import (
 )
 from fencepost.client.handles import AsyncDelivery, Delivery
 from fencepost.client.operations import CommitAppend, Producing
-from fencepost.client.producers import AsyncIdempotentProducer, IdempotentProducer
+from fencepost.client.producer import IdempotentProducer
 from fencepost.client.producing import PendingBatch
 from fencepost.client.results import (
     Appended,

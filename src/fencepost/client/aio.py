@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from fencepost.client import operations
+from fencepost.client.async_producer import AsyncIdempotentProducer
 from fencepost.client.async_sockets import AsyncDriver
 from fencepost.client.operations import CommitAppend, Condition, Creation, Producing, query_of
-from fencepost.client.producers import AsyncIdempotentProducer, OnAck, OnError
 from fencepost.client.producing import ProducerSettings
 from fencepost.client.reading import Follower, Live, LogReader, Pages, Reader
 from fencepost.client.results import (
@@ -30,6 +30,7 @@ from fencepost.client.results import (
     Staged,
     StreamInfo,
 )
+from fencepost.client.session import OnAck, OnError
 from fencepost.client.settings import JSON, ClientSettings
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from fencepost.client import operations
 from fencepost.client.operations import CommitAppend, Condition, Creation, Producing, query_of
-from fencepost.client.producers import IdempotentProducer, OnAck, OnError
+from fencepost.client.producer import IdempotentProducer
 from fencepost.client.producing import ProducerSettings
 from fencepost.client.reading import Follower, Live, LogReader, Pages, Reader
 from fencepost.client.results import (
@@ -29,6 +29,7 @@ from fencepost.client.results import (
     Staged,
     StreamInfo,
 )
+from fencepost.client.session import OnAck, OnError
 from fencepost.client.settings import JSON, ClientSettings
 from fencepost.client.sockets import SyncDriver
 

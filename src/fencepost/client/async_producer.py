@@ -1,0 +1,279 @@
+"""The async producer: a transport and its callbacks around the state machine of `producing.py`.
+
+Acknowledgements are taken as they arrive. Connecting is the one thing that waits, in a task which
+the producer owns and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Any, Self
+
+from fencepost.client.async_sockets import AsyncDriver
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    FencepostError,
+    ProducerClosedError,
+    ProtocolError,
+)
+from fencepost.client.handles import AsyncDelivery
+from fencepost.client.http import Address, ResponseParser
+from fencepost.client.operations import is_json
+from fencepost.client.producing import ProducerSettings
+from fencepost.client.session import POLL_SECONDS, Counts, OnAck, OnError, Session
+
+YIELD_MESSAGES = 256
+"""How many appends may go without giving the event loop a turn."""
+
+
+class AsyncIdempotentProducer(Counts[AsyncDelivery]):
+    """Appends exactly once, in order, pipelined, through lost answers and restarts of the server.
+
+    Made by `AsyncStream.producer`. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        driver: AsyncDriver,
+        path: str,
+        content_type: str,
+        producer_id: str,
+        tuning: ProducerSettings,
+        *,
+        epoch: int | None = None,
+        seq: int | None = None,
+        on_ack: OnAck | None = None,
+        on_error: OnError | None = None,
+    ) -> None:
+        json = is_json(content_type)
+        self._driver = driver
+        self._session: Session[AsyncDelivery] = Session(
+            driver.settings,
+            path,
+            content_type,
+            producer_id,
+            tuning,
+            lambda now: AsyncDelivery(json=json, now=now),
+            epoch=epoch,
+            seq=seq,
+            on_ack=on_ack,
+            on_error=on_error,
+        )
+        self._machine = self._session.machine
+        self._clock_ns = driver.settings.clock.monotonic_ns
+        self._link: _AsyncLink | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._moved = asyncio.Event()
+        self._since_yield = 0
+        self._closed = False
+
+    async def append(self, data: Any) -> AsyncDelivery:
+        """Queue a message and return the batch it is in; waits only when the queue is full."""
+        machine = self._machine
+        now = self._clock_ns() / 1e9
+        batch = machine.append(data, now)
+        if self._link is None or machine.can_send(now):
+            self._step()
+        self._since_yield += 1
+        if machine.pending_bytes > self._session.tuning.pending_bytes_max:
+            await self._wait_for_room()
+        elif self._since_yield >= YIELD_MESSAGES:
+            # A loop that only appends would otherwise never let an acknowledgement in.
+            self._since_yield = 0
+            await asyncio.sleep(0)
+        return batch
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return once everything appended so far is stored; raise if something cannot be."""
+        waited = self._machine.flush()
+        self._step()
+        async with asyncio.timeout(timeout):
+            while not all(batch.settled for batch in waited):
+                await self._change()
+        self._session.raise_failure()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush, and take no more messages."""
+        if self._closed:
+            return
+        self._closed = True
+        self._machine.close()
+        try:
+            self._step()
+            async with asyncio.timeout(timeout):
+                while self._machine.busy:
+                    await self._change()
+        except TimeoutError:
+            pass
+        finally:
+            # Cancelled or out of time: what is not known is reported as such.
+            if self._machine.busy:
+                self._machine.abandon(ProducerClosedError("closed before it was acknowledged"))
+            self._report()
+            await self._end()
+        self._session.raise_failure()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        # Whoever cancels does not want to wait for the server. After any other exception what was
+        # appended before it is still wanted, but must not hide it.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        with contextlib.suppress(FencepostError):
+            await self.close(timeout=0 if cancelled else None)
+
+    async def _wait_for_room(self) -> None:
+        limit = self._session.tuning.pending_bytes_max
+        while self._machine.pending_bytes > limit:
+            await self._change()
+
+    async def _change(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()
+
+    def _step(self) -> None:
+        """Everything that can be done without waiting."""
+        now = self._session.now()
+        machine = self._machine
+        machine.tick(now)
+        if machine.drop:
+            self._lose(ConnectionFailedError("the connection was given up", sent=True))
+        link = self._link
+        if link is not None:
+            while not link.full:
+                batch = machine.next_send(now)
+                if batch is None:
+                    break
+                link.write(*self._session.render(batch))
+        elif self._connecting is None and machine.wants_connection(now):
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        self._report()
+        self._set_timer(now)
+
+    def _report(self) -> None:
+        if self._machine.settled:
+            for batch in self._session.report():
+                batch.wake()
+            self._moved.set()
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = None if self._connecting is not None else self._machine.wake_at()
+        if at is not None:
+            # Past times are met by an event that is on its way; asking again at once would spin.
+            delay = max(at - now, POLL_SECONDS)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._step)
+
+    async def _connect(self) -> None:
+        address, timeouts = self._driver.settings.address, self._driver.settings.timeouts
+        try:
+            await self._driver.run(self._session.dress())
+            async with asyncio.timeout(timeouts.connect):
+                _, link = await asyncio.get_running_loop().create_connection(
+                    lambda: _AsyncLink(self, address),
+                    address.host,
+                    address.port,
+                    ssl=address.ssl,
+                )
+        except OSError as error:  # TimeoutError is one of them
+            self._machine.lost(
+                ConnectionFailedError(f"cannot connect to {address.host}: {error}"),
+                self._session.now(),
+            )
+        except FencepostError as error:
+            self._machine.abandon(error)
+        else:
+            self._link = link
+            self._machine.connected(self._session.now())
+        self._connecting = None
+        self._step()
+
+    def _answered(self, link: _AsyncLink) -> None:
+        done, link.parser.done = link.parser.done, []
+        now = self._session.now()
+        for response in done:
+            self._machine.answered(response, now)
+        if link.parser.closing:
+            self._lose(ConnectionFailedError("the server closed the connection", sent=True))
+        self._step()
+
+    def _broken(self, link: _AsyncLink, failure: Exception) -> None:
+        if link is self._link:
+            self._lose(failure)
+            self._step()
+
+    def _lose(self, failure: Exception) -> None:
+        if self._link is not None:
+            self._link.transport.abort()
+            self._link = None
+        self._machine.lost(failure, self._session.now())
+
+    async def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._connecting
+        if self._link is not None:
+            link, self._link = self._link, None
+            link.transport.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await link.gone.wait()
+
+
+class _AsyncLink(asyncio.Protocol):
+    """One pipelined connection on asyncio."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, producer: AsyncIdempotentProducer, address: Address) -> None:
+        self._producer = producer
+        self._address = address
+        self.parser = ResponseParser()
+        self.full = False
+        self.gone = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=1 << 20)
+
+    def write(self, head: bytes, body: bytes) -> None:
+        self.transport.writelines((head, body))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.parser.feed(data)
+        except ProtocolError as error:
+            self._producer._broken(self, error)
+            return
+        if self.parser.done:
+            self._producer._answered(self)
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
+        self._producer._step()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
+        reason = exc or "the server closed the connection"
+        self._producer._broken(self, ConnectionFailedError(str(reason), sent=True))
