@@ -1,0 +1,120 @@
+"""Task claims as users hold them: `TaskClaims` and its async twin over the rules of `claiming`."""
+
+from __future__ import annotations
+
+from fencepost.client.aio import AsyncStream
+from fencepost.client.sync import Stream
+from fencepost.coordination.claiming import Claim, Claiming, Kind, TaskState
+
+CLAIM_SECONDS = 30.0
+"""How long a holder may be silent before `claim_with_timeout` takes its task over."""
+RECLAIM_SECONDS = 60.0
+"""How long a holder may be silent before `reclaim_stale` makes its task available."""
+
+
+class TaskClaims:
+    """The claims of one actor on one stream: of many actors, one at a time has a task.
+
+    Args:
+        stream: The JSON stream that all actors share.
+        owner: Who we are, for others to read; what proves a claim is its nonce, not this name.
+        kind: `task`, or `tool` for the calls of a `ToolExecutor`.
+    """
+
+    def __init__(self, stream: Stream, owner: str, *, kind: Kind = "task") -> None:
+        self._driver = stream._driver
+        self._core = Claiming(stream._driver.settings, stream.path, owner, kind)
+
+    def claim(self, task: str) -> Claim | None:
+        """The task as a claim of ours; None when another holds it or it is completed."""
+        return self._driver.run(self._core.claim(task))
+
+    def claim_with_timeout(self, task: str, timeout: float = CLAIM_SECONDS) -> Claim | None:
+        """The same, and a claim whose holder was silent for `timeout` seconds is taken over."""
+        return self._driver.run(self._core.claim_with_timeout(task, timeout))
+
+    def own(self, claim: Claim) -> bool:
+        """Whether the task still is ours; one request, and nothing is read."""
+        return self._driver.run(self._core.own(claim))
+
+    def heartbeat(self, claim: Claim) -> None:
+        """Say that we still work on it; raises `ClaimLostError` when it was taken over."""
+        self._driver.run(self._core.heartbeat(claim))
+
+    def release(self, claim: Claim) -> None:
+        """Give the task back for anyone to claim; raises `ClaimLostError` when it was taken."""
+        self._driver.run(self._core.release(claim))
+
+    def complete(self, claim: Claim) -> None:
+        """The task is done, for good; raises `ClaimLostError` when it was taken over."""
+        self._driver.run(self._core.complete(claim))
+
+    def get(self, task: str) -> TaskState | None:
+        """Where a task is now; None when nobody ever claimed it."""
+        return self._driver.run(self._core.get(task))
+
+    def open(self) -> list[TaskState]:
+        """The tasks that somebody holds now."""
+        return self._driver.run(self._core.open())
+
+    def stale(self, timeout: float = RECLAIM_SECONDS) -> list[TaskState]:
+        """The tasks whose holders were silent for `timeout` seconds, by the server's clock."""
+        return self._driver.run(self._core.stale(timeout))
+
+    def reclaim_stale(self, timeout: float = RECLAIM_SECONDS) -> list[str]:
+        """Make stale tasks available again, and say which; call it now and then, anywhere."""
+        return self._driver.run(self._core.reclaim_stale(timeout))
+
+
+class AsyncTaskClaims:
+    """The claims of one actor on one stream: of many actors, one at a time has a task.
+
+    Args:
+        stream: The JSON stream that all actors share.
+        owner: Who we are, for others to read; what proves a claim is its nonce, not this name.
+        kind: `task`, or `tool` for the calls of a `ToolExecutor`.
+    """
+
+    def __init__(self, stream: AsyncStream, owner: str, *, kind: Kind = "task") -> None:
+        self._driver = stream._driver
+        self._core = Claiming(stream._driver.settings, stream.path, owner, kind)
+
+    async def claim(self, task: str) -> Claim | None:
+        """The task as a claim of ours; None when another holds it or it is completed."""
+        return await self._driver.run(self._core.claim(task))
+
+    async def claim_with_timeout(self, task: str, timeout: float = CLAIM_SECONDS) -> Claim | None:
+        """The same, and a claim whose holder was silent for `timeout` seconds is taken over."""
+        return await self._driver.run(self._core.claim_with_timeout(task, timeout))
+
+    async def own(self, claim: Claim) -> bool:
+        """Whether the task still is ours; one request, and nothing is read."""
+        return await self._driver.run(self._core.own(claim))
+
+    async def heartbeat(self, claim: Claim) -> None:
+        """Say that we still work on it; raises `ClaimLostError` when it was taken over."""
+        await self._driver.run(self._core.heartbeat(claim))
+
+    async def release(self, claim: Claim) -> None:
+        """Give the task back for anyone to claim; raises `ClaimLostError` when it was taken."""
+        await self._driver.run(self._core.release(claim))
+
+    async def complete(self, claim: Claim) -> None:
+        """The task is done, for good; raises `ClaimLostError` when it was taken over."""
+        await self._driver.run(self._core.complete(claim))
+
+    async def get(self, task: str) -> TaskState | None:
+        """Where a task is now; None when nobody ever claimed it."""
+        return await self._driver.run(self._core.get(task))
+
+    async def open(self) -> list[TaskState]:
+        """The tasks that somebody holds now."""
+        return await self._driver.run(self._core.open())
+
+    async def stale(self, timeout: float = RECLAIM_SECONDS) -> list[TaskState]:
+        """The tasks whose holders were silent for `timeout` seconds, by the server's clock."""
+        return await self._driver.run(self._core.stale(timeout))
+
+    async def reclaim_stale(self, timeout: float = RECLAIM_SECONDS) -> list[str]:
+        """Make stale tasks available again, and say which; call it now and then, anywhere."""
+        return await self._driver.run(self._core.reclaim_stale(timeout))

@@ -1,0 +1,286 @@
+"""Task claims on a real server: the state table, move by move, and races for a task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+import fencepost
+from fencepost import Client, Producing, Stream
+from fencepost.client import state
+from fencepost.coordination import AsyncTaskClaims, Claim, ClaimLostError, TaskClaims
+from tests.integration.coordination_support import Cutting
+from tests.serving import ServerProcess
+
+
+@pytest.fixture(name="client")
+def _client(server_process: ServerProcess) -> Iterator[Client]:
+    with fencepost.connect(server_process.url) as client:
+        yield client
+
+
+@pytest.fixture(name="jobs")
+def _jobs(client: Client, request: pytest.FixtureRequest) -> Stream:
+    return client.create(f"jobs/{request.node.name}")
+
+
+@pytest.fixture(name="ada")
+def _ada(jobs: Stream) -> TaskClaims:
+    return TaskClaims(jobs, "ada")
+
+
+@pytest.fixture(name="bob")
+def _bob(jobs: Stream) -> TaskClaims:
+    return TaskClaims(jobs, "bob")
+
+
+def claimed(claims: TaskClaims, task: str = "build") -> Claim:
+    claim = claims.claim(task)
+    assert claim is not None
+    return claim
+
+
+def moves(jobs: Stream) -> list[tuple[str, str, int, int]]:
+    """Owner, status, epoch and version of every message."""
+    values = [message["value"] for message in jobs.read()]
+    return [(one["owner"], one["status"], one["epoch"], one["version"]) for one in values]
+
+
+def test_the_first_one_to_claim_has_the_task(ada: TaskClaims, bob: TaskClaims) -> None:
+    claim = claimed(ada)
+
+    assert bob.claim("build") is None
+    assert bob.claim("another") is not None
+    assert (claim.epoch, claim.version) == (0, 0)
+    seen = bob.get("build")
+    assert seen is not None
+    assert (seen.owner, seen.status, seen.is_held) == ("ada", "claimed", True)
+    assert bob.get("never claimed") is None
+
+
+def test_a_task_goes_through_the_state_table(
+    jobs: Stream, ada: TaskClaims, bob: TaskClaims
+) -> None:
+    claim = claimed(ada)
+    ada.heartbeat(claim)
+    ada.release(claim)
+    second = claimed(bob)
+    assert ada.claim("build") is None
+    third = ada.claim_with_timeout("build", 0)
+    assert third is not None
+    ada.heartbeat(third)
+    assert bob.reclaim_stale(0) == ["build"]
+    last = claimed(bob)
+    bob.complete(last)
+
+    assert (second.epoch, second.version) == (0, 3)
+    assert moves(jobs) == [
+        ("ada", "claimed", 0, 0),
+        ("ada", "heartbeat", 0, 1),
+        ("ada", "released", 0, 2),
+        ("bob", "claimed", 0, 3),
+        ("ada", "claimed", 1, 0),
+        ("ada", "heartbeat", 1, 1),
+        ("bob", "available", 2, 0),
+        ("bob", "claimed", 2, 1),
+        ("bob", "completed", 2, 2),
+    ]
+
+
+def test_bodies_are_state_messages_with_a_nonce_and_no_time(jobs: Stream, ada: TaskClaims) -> None:
+    ada.heartbeat(claimed(ada))
+
+    messages = [state.parse(raw) for raw in jobs.read()]
+
+    changes = [message for message in messages if isinstance(message, state.Change)]
+    assert [(one.type, one.key, one.operation) for one in changes] == [
+        ("task_claim", "build", "insert"),
+        ("task_claim", "build", "update"),
+    ]
+    assert len({one.headers.txid for one in changes}) == 2
+    assert all(one.headers.timestamp is msgspec.UNSET for one in changes)
+
+
+def test_completed_is_final(ada: TaskClaims, bob: TaskClaims) -> None:
+    claim = claimed(ada)
+    ada.complete(claim)
+    ada.complete(claim)
+
+    assert bob.claim("build") is None
+    assert bob.claim_with_timeout("build", 0) is None
+    assert bob.stale(0) == []
+    assert bob.reclaim_stale(0) == []
+    assert not ada.own(claim)
+    with pytest.raises(ClaimLostError):
+        ada.heartbeat(claim)
+
+
+def test_a_live_claim_is_not_taken_over(ada: TaskClaims, bob: TaskClaims) -> None:
+    claimed(ada)
+
+    assert bob.claim_with_timeout("build") is None
+    assert bob.stale() == []
+    assert bob.reclaim_stale() == []
+    assert [one.task for one in bob.open()] == ["build"]
+
+
+def test_a_zombie_is_told_and_stores_nothing(
+    jobs: Stream, ada: TaskClaims, bob: TaskClaims
+) -> None:
+    zombie = claimed(ada)
+    taken = bob.claim_with_timeout("build", 0)
+    assert taken is not None
+    before = moves(jobs)
+
+    for move in (ada.heartbeat, ada.release, ada.complete):
+        with pytest.raises(ClaimLostError):
+            move(zombie)
+
+    assert not ada.own(zombie)
+    assert bob.own(taken)
+    assert moves(jobs) == before
+
+
+def test_owning_is_known_without_reading_however_long_ago_the_claim_was(ada: TaskClaims) -> None:
+    claim = claimed(ada)
+    for _beat in range(40):
+        ada.heartbeat(claim)
+
+    assert ada.own(claim)
+
+
+def test_a_claim_can_be_saved_and_gone_on_with(jobs: Stream, ada: TaskClaims) -> None:
+    saved = msgspec.json.encode(claimed(ada))
+
+    again = TaskClaims(jobs, "ada")
+    claim = msgspec.json.decode(saved, type=Claim)
+
+    assert again.claim("build") is None, "a name alone proves nothing"
+    assert again.own(claim)
+    again.complete(claim)
+
+
+def test_an_epoch_is_raised_only_over_the_move_that_was_seen(
+    jobs: Stream, ada: TaskClaims, bob: TaskClaims
+) -> None:
+    claim = claimed(ada)
+    stale = bob.stale(0)
+    ada.heartbeat(claim)
+
+    assert not bob._driver.run(bob._core.reclaim(stale[0]))
+
+    ada.complete(claim)
+
+
+def test_messages_that_others_wrote_do_not_count(
+    jobs: Stream, ada: TaskClaims, bob: TaskClaims
+) -> None:
+    forged = state.insert(
+        "task_claim",
+        "build",
+        {"owner": "eve", "status": "completed", "epoch": 9, "version": 0},
+    )
+    jobs.append(forged)
+    jobs.append(forged, producer=Producing("task:other", 9, 0))
+    jobs.append({"no": "state"})
+
+    claimed(ada)
+    assert bob.claim("build") is None
+    assert [one.owner for one in bob.open()] == ["ada"]
+
+
+@pytest.mark.parametrize("name", ["a:b", "a/b*", "ünï", "x" * 200])
+def test_tasks_may_have_any_name(ada: TaskClaims, bob: TaskClaims, name: str) -> None:
+    claim = claimed(ada, name)
+
+    assert bob.claim(name) is None
+    ada.release(claim)
+    assert bob.claim(name) is not None
+
+
+def test_a_deleted_stream_is_forgotten(client: Client, ada: TaskClaims, bob: TaskClaims) -> None:
+    claimed(ada)
+    assert bob.claim("build") is None
+    path = ada._core._path
+    client.stream(path).delete()
+    client.create(path)
+
+    assert bob.claim("build") is not None
+
+
+def test_of_many_that_race_one_wins_each_time(jobs: Stream) -> None:
+    actors = [TaskClaims(jobs, f"actor-{number}") for number in range(8)]
+    barrier = threading.Barrier(len(actors))
+    won: list[Claim] = []
+
+    def compete(claims: TaskClaims) -> None:
+        barrier.wait()
+        claim = claims.claim("build")
+        if claim is not None:
+            won.append(claim)
+
+    for round in range(5):
+        threads = [threading.Thread(target=compete, args=(claims,)) for claims in actors]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == round + 1
+        holder = next(one for one in actors if one._core._owner == won[-1].owner)
+        holder.release(won[-1])
+
+
+def test_a_claim_whose_answer_was_lost_is_still_ours(
+    server_process: ServerProcess, jobs: Stream, bob: TaskClaims
+) -> None:
+    with (
+        Cutting(server_process) as cutting,
+        fencepost.connect(cutting.url, retries=fencepost.NO_RETRIES) as client,
+    ):
+        ada = TaskClaims(client.stream(jobs.path), "ada")
+        cutting.answers_lost = 1
+        with pytest.raises(fencepost.OutcomeUnknownError):
+            ada.claim("build")
+        assert bob.claim("build") is None
+
+        claim = claimed(ada)
+
+        for move in (ada.heartbeat, ada.complete):
+            cutting.answers_lost = 1
+            with pytest.raises(fencepost.OutcomeUnknownError):
+                move(claim)
+            move(claim)
+    assert [status for _owner, status, _epoch, _version in moves(jobs)] == [
+        "claimed",
+        "heartbeat",
+        "heartbeat",
+        "completed",
+    ]
+
+
+async def test_heartbeats_beside_the_work_do_not_disturb_it(server_process: ServerProcess) -> None:
+    async with fencepost.connect_async(server_process.url) as client:
+        jobs = await client.create("jobs/beside")
+        claims = AsyncTaskClaims(jobs, "ada")
+        claim = await claims.claim("build")
+        assert claim is not None
+        async with asyncio.TaskGroup() as group:
+            for _beat in range(20):
+                group.create_task(claims.heartbeat(claim))
+
+        await claims.complete(claim)
+
+        seen = await claims.get("build")
+        assert seen is not None
+        assert seen.status == "completed"
+        assert await claims.open() == await claims.stale(0) == []
+        assert await claims.reclaim_stale(0) == []
+        assert await claims.claim_with_timeout("build", 0) is None
+        assert not await claims.own(claim)
+        other = await claims.claim("another")
+        assert other is not None
+        await claims.release(other)
