@@ -1,26 +1,55 @@
-"""The command line: `fencepost COMMAND`. Each group of commands has a module of its own."""
+"""The command line: `fencepost COMMAND`. Each group of commands has a module of its own.
+
+Only the module of the command that was asked for is imported: a `fencepost read` in a pipe does not
+wait for the server's libraries. Help and completion need all of them.
+"""
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+
 import typer
 
-from fencepost.cli import data, serve, tokens
+COMMANDS = {
+    "serve": "serve",
+    "ls": "streams",
+    "create": "streams",
+    "append": "appending",
+    "read": "reading",
+    "tail": "reading",
+    "head": "streams",
+    "close": "streams",
+    "rm": "streams",
+    "fork": "streams",
+    "producers": "streams",
+    "claims": "streams",
+    "bench": "bench",
+    "check": "data",
+    "backup": "data",
+    "restore": "data",
+}
+"""Commands in the order of the help, each with the module that has a function of its name."""
 
-app = typer.Typer(
-    name="fencepost",
-    help="Durable streams: every write lands exactly once.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.serve)
-app.command("check")(data.check)
-app.command("backup")(data.backup)
-app.command("restore")(data.restore)
-app.add_typer(tokens.app, name="token")
+
+def build(only: str | None = None) -> typer.Typer:
+    """The application, with every command or with one."""
+    app = typer.Typer(
+        name="fencepost",
+        help="Durable streams: every write lands exactly once.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name, module in COMMANDS.items():
+        if only in (None, name):
+            app.command(name)(getattr(import_module(f"fencepost.cli.{module}"), name))
+    if only is None:
+        app.add_typer(import_module("fencepost.cli.tokens").app, name="token")
+    return app
 
 
-@app.callback(invoke_without_command=True)
 def _root(
     version: bool = typer.Option(False, "--version", help="Show the version and exit."),
 ) -> None:
@@ -33,4 +62,5 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    build(asked if asked in COMMANDS else None)()

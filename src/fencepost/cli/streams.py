@@ -1,0 +1,260 @@
+"""`fencepost ls`, `create`, `head`, `close`, `rm`, `fork`, `producers` and `claims`.
+
+Each command is one or two calls of the client and a way to show what came back. Appending is in
+`appending.py`, reading in `reading.py`, what all of them say of a failure in `render.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+import fencepost
+from fencepost.cli.options import (
+    AsJson,
+    ExpiresAt,
+    Path,
+    Token,
+    Ttl,
+    Type,
+    Url,
+    complete_paths,
+    content_type_of,
+)
+from fencepost.cli.render import (
+    REFUSED,
+    USAGE,
+    CommandError,
+    show_facts,
+    show_lines,
+    show_table,
+    talking,
+)
+
+CLAIM_GLOBS = ("task:*/**", "tool:*/**")
+"""Ids that are claims unless the server was told otherwise; an id may have slashes in it."""
+MESSAGE_SHOWN_MAX = 80
+
+
+def ls(
+    pattern: Annotated[str, typer.Argument(help="Which paths: * is one segment, ** any.")] = "**",
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List streams.
+
+    Examples: fencepost ls; fencepost ls 'orders/*'; fencepost ls --json | jq .path
+    """
+    with talking(url, token, as_json=as_json) as client:
+        found = client.streams(match=pattern)
+        if as_json:
+            show_lines(found)
+            return
+        rows = (
+            (
+                *(info.path, info.content_type, info.version + 1, info.size_bytes),
+                *("closed" if info.closed else "open", info.updated, info.tail),
+            )
+            for info in found
+        )
+        columns = ("stream", "type", "messages", "bytes", "state", "updated", "tail")
+        show_table(columns, rows, empty=f"no streams match {pattern}")
+
+
+def create(
+    stream: Path,
+    content_type: Type = None,
+    ttl: Ttl = None,
+    expires_at: ExpiresAt = None,
+    closed: Annotated[bool, typer.Option("--closed", help="Make it closed and empty.")] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a stream, of JSON unless told otherwise; fine if it exists as it would be made.
+
+    Examples: fencepost create orders; fencepost create logs/web --type text --ttl 86400
+    """
+    with talking(url, token, as_json=as_json) as client:
+        made = client.create(
+            stream,
+            content_type=content_type_of(content_type or "json"),
+            ttl_seconds=ttl,
+            expires_at=expires_at,
+            closed=closed,
+        )
+        _say({"path": made.path, "content_type": made.content_type}, as_json)
+
+
+def head(stream: Path, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Show a stream without reading it: type, tail, closed, lifetime.
+
+    Example: fencepost head orders --json | jq -r .next_offset
+    """
+    with talking(url, token, as_json=as_json) as client:
+        found = client.stream(stream).head()
+        _say({"path": stream, **msgspec.structs.asdict(found)}, as_json)
+
+
+def close(stream: Path, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Close a stream: readers see its end, writers are refused. Closing again is fine.
+
+    Example: fencepost close orders/7
+    """
+    with talking(url, token, as_json=as_json) as client:
+        closed = client.stream(stream).close()
+        _say({"path": stream, "closed": True, "next_offset": closed.next_offset}, as_json)
+
+
+def rm(
+    stream: Path,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a stream and its messages. Asks first; without a terminal it needs --yes.
+
+    Examples: fencepost rm orders/7; fencepost rm orders/7 --yes
+    """
+    with talking(url, token, as_json=as_json) as client:
+        if not yes:
+            _ask(f"Delete the stream {stream} and everything in it?")
+        client.stream(stream).delete()
+        _say({"path": stream, "deleted": True}, as_json)
+
+
+def _ask(question: str) -> None:
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise CommandError("there is no terminal to ask at: say --yes to delete", USAGE)
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if not agreed:
+        raise CommandError("nothing was deleted", REFUSED)
+
+
+def fork(
+    source: Path,
+    new: Annotated[str, typer.Argument(help="Path of the new stream.")],
+    offset: Annotated[
+        str | None, typer.Option("--at", help="Offset up to which the past is shared: the tail.")
+    ] = None,
+    ttl: Ttl = None,
+    expires_at: ExpiresAt = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a stream that begins as another one, and then goes its own way. Nothing is copied.
+
+    Example: fencepost fork orders orders-what-if
+    """
+    with talking(url, token, as_json=as_json) as client:
+        made = client.stream(source).fork(
+            new, offset=offset, ttl_seconds=ttl, expires_at=expires_at
+        )
+        facts = {"path": new, "forked_from": source, "content_type": made.content_type}
+        _say(facts, as_json)
+
+
+def producers(
+    stream: Annotated[
+        str | None,
+        typer.Argument(help="A path or a pattern of paths.", autocompletion=complete_paths),
+    ] = None,
+    match: Annotated[str | None, typer.Option(help="Pattern of producer ids.")] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List producers: in which session each is, and how far it came.
+
+    Examples: fencepost producers orders; fencepost producers --match 'checkout-*'
+    """
+    with talking(url, token, as_json=as_json) as client:
+        found = client.producers(stream=stream, match=match)
+        if as_json:
+            show_lines(found)
+            return
+        rows = ((one.stream, one.id, one.epoch, one.seq, one.updated) for one in found)
+        columns = ("stream", "producer", "epoch", "seq", "last seen")
+        show_table(columns, rows, empty="no producers match")
+
+
+def claims(
+    stream: Annotated[
+        str | None,
+        typer.Argument(help="A path or a pattern of paths.", autocompletion=complete_paths),
+    ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pattern of ids that are claims; may come again. Default: task:*, tool:*"
+        ),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List claims: who holds what, since when, by the newest message of each claim.
+
+    Examples: fencepost claims; fencepost claims coordination --match 'task:*'
+    """
+    with talking(url, token, as_json=as_json) as client:
+        found = _claims(client, stream, match or CLAIM_GLOBS)
+        if as_json:
+            show_lines(found)
+            return
+        rows = (
+            (one["stream"], one["id"], one["epoch"], one["seq"], one["updated"], _brief(one))
+            for one in found
+        )
+        columns = ("stream", "claim", "epoch", "seq", "last seen", "newest message")
+        show_table(columns, rows, empty="no claims match")
+
+
+def _claims(
+    client: fencepost.Client, stream: str | None, globs: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """Producers under the patterns, each once, each with the newest message it sent."""
+    seen: set[tuple[str, str]] = set()
+    for glob in globs:
+        for one in client.producers(stream=stream, match=glob):
+            if (one.stream, one.id) in seen:
+                continue
+            seen.add((one.stream, one.id))
+            message = _message_at(client, one)
+            yield {**msgspec.structs.asdict(one), "message": message}
+
+
+def _message_at(client: fencepost.Client, producer: fencepost.ProducerInfo) -> Any:
+    """The first message of its newest batch; None when it is gone, or is not JSON."""
+    if producer.offset is None:
+        return None
+    try:
+        batches = client.stream(producer.stream).read(offset=producer.offset).batches()
+        messages = next(batches).messages
+    except (StopIteration, fencepost.NotFoundError, fencepost.GoneError):
+        return None
+    return None if isinstance(messages[0], bytes) else messages[0]
+
+
+def _brief(claim: dict[str, Any]) -> str:
+    if claim["message"] is None:
+        return ""
+    text = msgspec.json.encode(claim["message"]).decode()
+    return text if len(text) <= MESSAGE_SHOWN_MAX else text[: MESSAGE_SHOWN_MAX - 1] + "…"
+
+
+def _say(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_lines([facts])
+    else:
+        show_facts({name.replace("_", " "): value for name, value in facts.items()})

@@ -1,0 +1,445 @@
+"""The stream commands as a person or a script runs them: processes, pipes and a real server."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+import fencepost
+from tests.integration.auth_support import ANN, place, token
+from tests.serving import ServerProcess
+
+WAIT_SECONDS = 30.0
+COMMAND = [sys.executable, "-m", "fencepost"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration folder without a file in it: the user's own must not matter."""
+    return tmp_path_factory.mktemp("home")
+
+
+class Shell:
+    """Runs commands against one server."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        self.environment = {
+            **os.environ,
+            "FENCEPOST_URL": url,
+            "XDG_CONFIG_HOME": str(home),
+            "HOME": str(home),
+            "NO_COLOR": "1",
+            "PYTHONUNBUFFERED": "",
+        }
+        self.environment.pop("FENCEPOST_TOKEN", None)
+        self.client = fencepost.connect(url)
+
+    def run(
+        self, *arguments: str, given: str = "", code: int = 0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            input=given,
+            capture_output=True,
+            env={**self.environment, **environment},
+            text=True,
+            timeout=WAIT_SECONDS,
+        )
+        assert done.returncode == code, done
+        assert "Traceback" not in done.stderr
+        return done
+
+    def lines(self, *arguments: str, **more: Any) -> list[Any]:
+        """What a command prints as JSON lines."""
+        return [json.loads(line) for line in self.run(*arguments, **more).stdout.splitlines()]
+
+    def refusal(self, *arguments: str, **more: Any) -> str:
+        """The one sentence of a command that fails, which has nothing else to say."""
+        done = self.run(*arguments, **{"code": 1, **more})
+        assert done.stdout == ""
+        said = done.stderr.splitlines()
+        assert len(said) == 1, done.stderr
+        assert said[0].startswith("fencepost: ")
+        return said[0]
+
+    @contextlib.contextmanager
+    def started(self, *arguments: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that runs beside the test; what it has not finished is killed."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], env=self.environment, **{**pipes, **more}
+        )
+        # A command that never says what the test waits for must not hang it.
+        guard = threading.Timer(WAIT_SECONDS, process.kill)
+        guard.start()
+        try:
+            yield process
+        finally:
+            guard.cancel()
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def shell(server_process: ServerProcess, home: Path) -> Iterator[Shell]:
+    made = Shell(server_process.url, home)
+    yield made
+    made.client.close()
+
+
+def reader_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+# The life of a stream
+
+
+def test_a_stream_is_made_written_read_closed_and_deleted(shell: Shell) -> None:
+    assert shell.lines("create", "life", "--json") == [
+        {"path": "life", "content_type": "application/json"}
+    ]
+    stored = shell.lines("append", "life", '{"a": 1.0}', "[2]", "--json")[0]
+    assert (stored["version"], stored["closed"], stored["duplicate"]) == (1, False, False)
+
+    assert shell.run("read", "life").stdout == '{"a": 1.0}\n[2]\n'
+    assert shell.run("read", "life", "--raw").stdout == '[{"a": 1.0},[2]]'
+    assert shell.lines("close", "life", "--json")[0]["closed"]
+    assert "Write to another stream" in shell.refusal("append", "life", "3")
+    assert shell.lines("head", "life", "--json")[0]["closed"]
+    shell.run("rm", "life", "--yes")
+    assert "`fencepost ls` shows the streams" in shell.refusal("read", "life")
+
+
+def test_tables_are_for_people_and_json_for_programs(shell: Shell) -> None:
+    stream = shell.client.create("tables/one", messages=[1, 2, 3])
+
+    table = shell.run("ls", "tables/*").stdout
+    listed = shell.lines("ls", "tables/*", "--json")
+
+    tail = stream.head().next_offset
+    assert re.search(rf"tables/one\s+application/json\s+3\s+3\s+open\s.*{tail}", table)
+    assert "\x1b" not in table
+    assert [(one["path"], one["tail"], one["version"]) for one in listed] == [
+        ("tables/one", tail, 2)
+    ]
+    assert shell.run("ls", "nothing/*").stdout == ""
+
+
+def test_stdin_and_files_keep_their_bytes(shell: Shell, tmp_path: Path) -> None:
+    picture = tmp_path / "picture"
+    picture.write_bytes(bytes(range(256)))
+    shell.run("create", "bytes", "--type", "bytes")
+    shell.run("append", "bytes", "--file", str(picture))
+    shell.run("append", "words", "--create", "--type", "text", given="two\nlines, no end")
+
+    with shell.started("read", "bytes", "--raw") as reading:
+        assert reader_of(reading).read() == bytes(range(256))
+    assert shell.run("read", "words").stdout == "two\nlines, no end"
+
+
+def test_a_precondition_holds_or_the_command_fails_and_names_the_tail(shell: Shell) -> None:
+    stream = shell.client.create("conditional")
+    empty = stream.head().next_offset
+    shell.run("append", "conditional", "1", "--if-match", empty)
+
+    refused = shell.refusal("append", "conditional", "2", "--if-match", empty)
+
+    assert stream.head().next_offset in refused
+    assert stream.read().messages() == [1]
+
+
+def test_a_key_stores_the_same_once_and_refuses_another(shell: Shell) -> None:
+    shell.client.create("keyed")
+    first = shell.lines("append", "keyed", "1", "--key", "k", "--json")[0]
+    again = shell.lines("append", "keyed", "1", "--key", "k", "--json")[0]
+
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    assert "new --key" in shell.refusal("append", "keyed", "2", "--key", "k")
+
+
+def test_a_fork_shares_the_past_and_its_tail_is_found(shell: Shell) -> None:
+    shell.client.create("trunk", messages=list(range(30)))
+    shell.run("fork", "trunk", "branch")
+    shell.run("append", "branch", "30")
+
+    assert shell.run("tail", "branch", "-n", "3").stdout.split() == ["28", "29", "30"]
+    assert shell.run("tail", "trunk", "-n", "2").stdout.split() == ["28", "29"]
+
+
+def test_claims_show_who_holds_what(shell: Shell) -> None:
+    stream = shell.client.create("tasks")
+    stream.append({"by": "ann"}, producer=fencepost.Producing("task:7", 0, 0))
+    stream.append({"by": "ben"}, producer=fencepost.Producing("other", 0, 0))
+
+    claims = shell.lines("claims", "tasks", "--json")
+    producers = shell.run("producers", "tasks").stdout
+
+    assert [(one["id"], one["epoch"], one["message"]) for one in claims] == [
+        ("task:7", 0, {"by": "ann"})
+    ]
+    assert '{"by":"ann"}' in shell.run("claims", "tasks").stdout
+    assert "other" in producers
+
+
+def test_a_small_load_prints_rates_and_leaves_nothing(shell: Shell) -> None:
+    result = shell.lines("bench", "--messages", "500", "--follows", "5", "--json")[0]
+
+    assert result["messages"] == 500
+    assert result["appends_per_s"] > 0
+    assert list(shell.client.streams(match="bench/**")) == []
+
+
+# Many lines
+
+
+def test_lines_go_in_once_and_in_order(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text("".join(f'{{"n": {n}}}\n' for n in range(20_000)) + "\n\n20000")
+
+    arguments = ("--ndjson", "--file", str(file), "--producer", "import")
+    told = shell.lines("append", "lines", "--create", *arguments, "--json")[0]
+
+    assert (told["lines"], told["messages"], told["producer"]) == (20_003, 20_001, "import")
+    assert shell.client.stream("lines").read().messages() == [
+        *({"n": n} for n in range(20_000)),
+        20_000,
+    ]
+
+
+def test_a_line_that_is_not_json_stops_the_run_and_tells_how_to_go_on(shell: Shell) -> None:
+    stream = shell.client.create("broken-lines")
+
+    said = shell.refusal("append", "broken-lines", "--ndjson", given="1\n\n2\nthree\n4\n", code=2)
+    assert "line 4 is not JSON" in said
+    assert "Lines up to 3 are stored" in said
+    again = said.partition("To go on: fencepost ")[2].split()
+    shell.run(*again, given="1\n\n2\n3\n4\n")
+
+    assert stream.read().messages() == [1, 2, 3, 4]
+
+
+def test_lines_of_a_pipe_that_pauses_are_stored_meanwhile(shell: Shell) -> None:
+    stream = shell.client.create("pausing")
+    with shell.started("append", "pausing", "--ndjson") as feeding:
+        assert feeding.stdin is not None
+        feeding.stdin.write(b"1\n2\n")
+        feeding.stdin.flush()
+        messages = stream.follow(patience=WAIT_SECONDS)
+        assert [next(messages), next(messages)] == [1, 2]
+        messages.close()
+        feeding.stdin.write(b"3")
+        feeding.stdin.close()
+        feeding.stdin = None
+        assert feeding.wait(WAIT_SECONDS) == 0
+
+    assert stream.read().messages() == [1, 2, 3]
+
+
+def test_a_run_whose_answers_were_lost_is_resumed_without_a_double(
+    shell: Shell, server_process: ServerProcess, home: Path
+) -> None:
+    """The answers are lost between the server and the command, after the server has stored."""
+    stream = shell.client.create("lost-answers")
+    given = "".join(f"{n}\n" for n in range(10))
+
+    with AnswersLost(server_process.port) as proxy:
+        arguments = ("--ndjson", "--producer", "p", "--patience", "0.5", "--url", proxy.url)
+        said = shell.refusal("append", "lost-answers", *arguments, given=given, code=3)
+    assert stream.read().messages() != []
+    assert "may be" in said
+    again = said.partition("To go on: fencepost ")[2].split()
+    assert "--resume" in again
+    shell.run(*again, given=given)
+
+    assert stream.read().messages() == list(range(10))
+
+
+class AnswersLost:
+    """A way to the server that passes everything but the answers to appends."""
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> "AnswersLost":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(WAIT_SECONDS)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                with client, socket.create_connection(self._target) as server:
+                    self._carry(client, server)
+
+    @staticmethod
+    def _carry(client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while request := client.recv(1 << 20):
+                server.sendall(request)
+                answer = server.recv(1 << 20)
+                if request.startswith(b"POST"):
+                    return
+                client.sendall(answer)
+
+
+# Following
+
+
+def test_tail_follows_through_a_restart_of_the_server(home: Path, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        shell = Shell(server.url, home)
+        stream = shell.client.create("s", messages=["before"])
+        with shell.started("tail", "-f", "s") as tailing:
+            printed = reader_of(tailing)
+            assert printed.readline() == b'"before"\n'
+            stream.append("live")
+            assert printed.readline() == b'"live"\n'
+            server.kill()
+            server.restart()
+            stream.append("after")
+            assert printed.readline() == b'"after"\n'
+            stream.close()
+            assert printed.readline() == b""
+            assert tailing.wait(WAIT_SECONDS) == 0
+        shell.client.close()
+
+
+def test_tail_begins_where_it_is_told(shell: Shell) -> None:
+    shell.client.create("ends", messages=list(range(5000)))
+    shell.client.stream("ends").append("last")
+
+    assert shell.run("tail", "ends", "-n", "2").stdout.split() == ["4999", '"last"']
+    assert shell.run("tail", "ends", "-n", "0").stdout == ""
+    batch = shell.lines("tail", "ends", "-n", "1", "--json")[0]
+    assert batch["messages"] == ["last"]
+    assert shell.lines("tail", "ends", "--from", batch["offset"], "--json") == [batch]
+
+
+def test_ctrl_c_ends_a_tail_with_130_and_without_a_word(shell: Shell) -> None:
+    shell.client.create("interrupted", messages=[1])
+    with shell.started("tail", "-f", "interrupted") as tailing:
+        assert reader_of(tailing).readline() == b"1\n"
+        tailing.send_signal(signal.SIGINT)
+        out, err = tailing.communicate(timeout=WAIT_SECONDS)
+
+    assert (tailing.returncode, out, err) == (130, b"", b"")
+
+
+# Pipes and terminals
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(shell: Shell) -> None:
+    shell.client.create("long", messages=["x" * 100] * 20_000)
+    for command in (["read", "long"], ["tail", "-f", "long", "-n", "1"]):
+        with shell.started(*command) as process:
+            printed = reader_of(process)
+            assert printed.readline().startswith(b'"xxx')
+            printed.close()
+            assert process.wait(WAIT_SECONDS) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+            process.stdout = None
+
+
+def test_without_stdout_a_command_still_does_its_work(shell: Shell) -> None:
+    stream = shell.client.create("mute")
+    script = 'exec "$@" >&-'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *COMMAND, "append", "mute", "1"],
+        env=shell.environment,
+        stderr=subprocess.PIPE,
+        timeout=WAIT_SECONDS,
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert stream.read().messages() == [1]
+
+
+def test_output_that_cannot_be_written_is_a_failure_in_words(shell: Shell, tmp_path: Path) -> None:
+    shell.client.create("full", messages=[1])
+    script = f'ulimit -f 0; exec "$@" > {tmp_path / "output"}'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *COMMAND, "read", "full"],
+        env=shell.environment,
+        stderr=subprocess.PIPE,
+        timeout=WAIT_SECONDS,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr == b"fencepost: the output cannot be written: File too large\n"
+
+
+def test_rm_asks_at_a_terminal_and_refuses_without_one(shell: Shell) -> None:
+    shell.client.create("precious")
+    assert "--yes" in shell.refusal("rm", "precious", code=2)
+
+    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        with shell.started("rm", "precious", stdin=theirs) as asking:
+            os.close(theirs)
+            assert asking.stderr is not None
+            os.write(ours, answer)
+            assert asking.wait(WAIT_SECONDS) == code
+            assert b"Delete the stream precious" in asking.stderr.read()
+        os.close(ours)
+
+    assert list(shell.client.streams(match="precious")) == []
+
+
+# What goes wrong
+
+
+def test_a_server_that_is_not_there_is_3_and_a_url_that_is_none_is_2(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    away = f"http://127.0.0.1:{port}"
+
+    assert "fencepost serve" in shell.refusal("ls", "--url", away, code=3)
+    assert "cannot reach" in shell.refusal("tail", "-f", "s", code=3, FENCEPOST_URL=away)
+    assert "not a URL" in shell.refusal("ls", "--url", "nonsense", code=2)
+
+
+def test_errors_are_objects_for_programs(shell: Shell) -> None:
+    done = shell.run("head", "missing", "--json", code=1)
+
+    assert json.loads(done.stdout)["code"] == "stream_not_found"
+    assert "There is no such stream" in done.stderr
+
+
+def test_a_token_comes_from_the_option_the_environment_or_the_file(
+    home: Path, tmp_path: Path
+) -> None:
+    with place(tmp_path / "data", ANN) as served:
+        url = served.process.url
+        shell = Shell(url, home)
+        file = tmp_path / "client.toml"
+        file.write_text(f'url = "{url}"\ntoken = "{token("ann")}"\n')
+
+        assert "FENCEPOST_TOKEN" in shell.refusal("create", "orders/1")
+        assert "FENCEPOST_TOKEN" in shell.refusal("create", "orders/1", "--token", "fp_wrong")
+        shell.run("create", "orders/1", "--token", token("ann"))
+        shell.run("append", "orders/1", "1", FENCEPOST_TOKEN=token("ann"))
+        assert "grant" in shell.refusal("create", "bills/1", FENCEPOST_TOKEN=token("ann"))
+        read = shell.run("read", "orders/1", FENCEPOST_URL="", FENCEPOST_CONFIG=str(file))
+        assert read.stdout == "1\n"
+        shell.client.close()
