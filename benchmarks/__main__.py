@@ -94,6 +94,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure Fencepost beside the reference server, on loopback.",
+        epilog="The Python client has numbers of its own: python -m benchmarks.client",
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases.case_names())
     parser.add_argument(
