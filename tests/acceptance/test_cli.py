@@ -129,7 +129,7 @@ def test_tables_are_for_people_and_json_for_programs(shell: Shell) -> None:
     listed = shell.lines("ls", "tables/*", "--json")
 
     tail = stream.head().next_offset
-    assert re.search(rf"tables/one\s+application/json\s+3\s+3\s+open\s.*{tail}", table)
+    assert re.search(r"^tables/one\s+json\s+3\s+3\s+open\s+20", table, re.MULTILINE)
     assert "\x1b" not in table
     assert [(one["path"], one["tail"], one["version"]) for one in listed] == [
         ("tables/one", tail, 2)
@@ -247,6 +247,26 @@ def test_lines_of_a_pipe_that_pauses_are_stored_meanwhile(shell: Shell) -> None:
     assert stream.read().messages() == [1, 2, 3]
 
 
+def test_ctrl_c_stores_the_lines_that_were_taken_and_tells_how_to_go_on(shell: Shell) -> None:
+    stream = shell.client.create("stopped")
+    with shell.started("append", "stopped", "--ndjson", "--producer", "p") as feeding:
+        assert feeding.stdin is not None
+        feeding.stdin.write(b"1\n2\n")
+        feeding.stdin.flush()
+        messages = stream.follow(patience=WAIT_SECONDS)
+        assert [next(messages), next(messages)] == [1, 2]
+        messages.close()
+        feeding.send_signal(signal.SIGINT)
+        assert feeding.wait(WAIT_SECONDS) == 130
+        assert feeding.stderr is not None
+        said = feeding.stderr.read().decode()
+
+    assert said == (
+        "fencepost: interrupted. Lines up to 2 are stored."
+        " To go on: fencepost append stopped --ndjson --producer p --skip 2\n"
+    )
+
+
 def test_a_run_whose_answers_were_lost_is_resumed_without_a_double(
     shell: Shell, server_process: ServerProcess, home: Path
 ) -> None:
@@ -343,6 +363,23 @@ def test_ctrl_c_ends_a_tail_with_130_and_without_a_word(shell: Shell) -> None:
         out, err = tailing.communicate(timeout=WAIT_SECONDS)
 
     assert (tailing.returncode, out, err) == (130, b"", b"")
+
+
+def test_the_shell_completes_commands_and_paths(shell: Shell) -> None:
+    shell.client.create("complete/me")
+    for words, expected in (
+        ("fencepost prod", "producers"),
+        ("fencepost read comp", "complete/me"),
+    ):
+        script = {"_FENCEPOST_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("fencepost"))],
+            env={**shell.environment, **script, "COMP_CWORD": str(words.count(" "))},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+        )
+        assert done.stdout.split() == [expected], done
 
 
 # Pipes and terminals

@@ -26,6 +26,7 @@ from rich.progress import TextColumn
 
 import fencepost
 from fencepost.cli.options import TYPES, AsJson, Path, Patience, Token, Type, Url, content_type_of
+from fencepost.cli.profile import resolve
 from fencepost.cli.render import (
     INTERRUPTED,
     USAGE,
@@ -92,8 +93,11 @@ def append(
 
     To a JSON stream each DATA is a JSON value, and several are stored together or not at all.
 
-    Examples: fencepost append orders '{"total": 12}'; fencepost append notes --text hello;
-    fencepost append orders --ndjson --file orders.ndjson --producer import-7
+    Examples:
+
+      fencepost append orders '{"total": 12}'
+      fencepost append notes --text hello
+      fencepost append orders --ndjson --file orders.ndjson --producer import-7
     """
     with talking(url, token, as_json=as_json) as client:
         if data and file is not None:
@@ -109,7 +113,8 @@ def append(
             if make:
                 client.create(stream)
             goes_on = None if resume is None else _parse_resume(resume, producer)
-            feed = Feed(client, stream, file, producer, skip, goes_on, patience)
+            where = resolve(url, token, os.environ).url
+            feed = Feed(client, where, stream, file, producer, skip, goes_on, patience)
             _say(feed.run(hidden=as_json), as_json)
             return
         if producer or skip or resume:
@@ -238,6 +243,7 @@ class Feed:
     def __init__(
         self,
         client: fencepost.Client,
+        where: str,
         path: str,
         file: File | None,
         producer: str | None,
@@ -246,6 +252,7 @@ class Feed:
         patience: float | None,
     ) -> None:
         self._client = client
+        self._where = where
         self._path = path
         self._file = file
         self._id = producer or f"cli-{SystemClock().token(6).hex()}"
@@ -315,7 +322,7 @@ class Feed:
             raise self._unfinished(str(error), error.code) from None
         except fencepost.FencepostError as error:
             self._finish(producer, INTERRUPTED_SECONDS_MAX)
-            raise self._unfinished(sentence_of(error, "its address"), code_of(error)) from None
+            raise self._unfinished(sentence_of(error, self._where), code_of(error)) from None
 
     def _finish(self, producer: fencepost.IdempotentProducer, seconds_max: float) -> None:
         """Store what was taken, if that can still be done."""

@@ -39,7 +39,10 @@ def bench(
 ) -> None:
     """Put a small load on a server: durable appends, reads, latency to a follower; prints rates.
 
-    Examples: fencepost bench; fencepost bench --messages 1000000 --size 1000
+    Examples:
+
+      fencepost bench
+      fencepost bench --messages 1000000 --size 1000
     """
     clock = SystemClock()
     path = f"{under}/{clock.token(8).hex()}"

@@ -58,7 +58,10 @@ def read(
     With --json each line is a batch with the offset to go on from. With --raw a JSON stream is one
     array.
 
-    Examples: fencepost read orders | jq .total; fencepost read logo --raw > logo.png
+    Examples:
+
+      fencepost read orders | jq .total
+      fencepost read logo --raw > logo.png
     """
     with talking(url, token, as_json=as_json) as client:
         found = client.stream(stream)
@@ -99,7 +102,10 @@ def tail(
 ) -> None:
     """Print the end of a stream, and with -f what comes, through restarts of the server.
 
-    Examples: fencepost tail orders; fencepost tail -f -n 0 orders | jq .total
+    Examples:
+
+      fencepost tail orders
+      fencepost tail -f -n 0 orders | jq .total
     """
     with talking(url, token, as_json=as_json, retries=RETRIES) as client:
         found = client.stream(stream)

@@ -15,6 +15,7 @@ import typer
 
 import fencepost
 from fencepost.cli.options import (
+    TYPES,
     AsJson,
     ExpiresAt,
     Path,
@@ -48,7 +49,11 @@ def ls(
 ) -> None:
     """List streams.
 
-    Examples: fencepost ls; fencepost ls 'orders/*'; fencepost ls --json | jq .path
+    Examples:
+
+      fencepost ls
+      fencepost ls 'orders/*'
+      fencepost ls --json | jq .path
     """
     with talking(url, token, as_json=as_json) as client:
         found = client.streams(match=pattern)
@@ -57,13 +62,17 @@ def ls(
             return
         rows = (
             (
-                *(info.path, info.content_type, info.version + 1, info.size_bytes),
-                *("closed" if info.closed else "open", info.updated, info.tail),
+                *(info.path, _short(info.content_type), info.version + 1, info.size_bytes),
+                *("closed" if info.closed else "open", info.updated),
             )
             for info in found
         )
-        columns = ("stream", "type", "messages", "bytes", "state", "updated", "tail")
+        columns = ("stream", "type", "messages", "bytes", "state", "updated")
         show_table(columns, rows, empty=f"no streams match {pattern}")
+
+
+def _short(content_type: str) -> str:
+    return next((short for short, whole in TYPES.items() if whole == content_type), content_type)
 
 
 def create(
@@ -78,7 +87,10 @@ def create(
 ) -> None:
     """Make a stream, of JSON unless told otherwise; fine if it exists as it would be made.
 
-    Examples: fencepost create orders; fencepost create logs/web --type text --ttl 86400
+    Examples:
+
+      fencepost create orders
+      fencepost create logs/web --type text --ttl 86400
     """
     with talking(url, token, as_json=as_json) as client:
         made = client.create(
@@ -94,7 +106,9 @@ def create(
 def head(stream: Path, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Show a stream without reading it: type, tail, closed, lifetime.
 
-    Example: fencepost head orders --json | jq -r .next_offset
+    Examples:
+
+      fencepost head orders --json | jq -r .next_offset
     """
     with talking(url, token, as_json=as_json) as client:
         found = client.stream(stream).head()
@@ -104,7 +118,9 @@ def head(stream: Path, url: Url = None, token: Token = None, as_json: AsJson = F
 def close(stream: Path, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Close a stream: readers see its end, writers are refused. Closing again is fine.
 
-    Example: fencepost close orders/7
+    Examples:
+
+      fencepost close orders/7
     """
     with talking(url, token, as_json=as_json) as client:
         closed = client.stream(stream).close()
@@ -120,7 +136,10 @@ def rm(
 ) -> None:
     """Delete a stream and its messages. Asks first; without a terminal it needs --yes.
 
-    Examples: fencepost rm orders/7; fencepost rm orders/7 --yes
+    Examples:
+
+      fencepost rm orders/7
+      fencepost rm orders/7 --yes
     """
     with talking(url, token, as_json=as_json) as client:
         if not yes:
@@ -154,7 +173,9 @@ def fork(
 ) -> None:
     """Make a stream that begins as another one, and then goes its own way. Nothing is copied.
 
-    Example: fencepost fork orders orders-what-if
+    Examples:
+
+      fencepost fork orders orders-what-if
     """
     with talking(url, token, as_json=as_json) as client:
         made = client.stream(source).fork(
@@ -176,7 +197,10 @@ def producers(
 ) -> None:
     """List producers: in which session each is, and how far it came.
 
-    Examples: fencepost producers orders; fencepost producers --match 'checkout-*'
+    Examples:
+
+      fencepost producers orders
+      fencepost producers --match 'checkout-*'
     """
     with talking(url, token, as_json=as_json) as client:
         found = client.producers(stream=stream, match=match)
@@ -205,7 +229,10 @@ def claims(
 ) -> None:
     """List claims: who holds what, since when, by the newest message of each claim.
 
-    Examples: fencepost claims; fencepost claims coordination --match 'task:*'
+    Examples:
+
+      fencepost claims
+      fencepost claims coordination --match 'task:*'
     """
     with talking(url, token, as_json=as_json) as client:
         found = _claims(client, stream, match or CLAIM_GLOBS)
