@@ -5,11 +5,26 @@ Sync and async twins run the same operations; docs/adr/0011-coordination.md says
 
 from fencepost.coordination.claiming import Claim, ClaimLostError, TaskState
 from fencepost.coordination.claims import AsyncTaskClaims, TaskClaims
+from fencepost.coordination.resources import AsyncResources, Resources
+from fencepost.coordination.resourcing import (
+    Conflict,
+    Merge,
+    Row,
+    UpdateAbortedError,
+    UpdateContendedError,
+)
 
 __all__ = [
+    "AsyncResources",
     "AsyncTaskClaims",
     "Claim",
     "ClaimLostError",
+    "Conflict",
+    "Merge",
+    "Resources",
+    "Row",
     "TaskClaims",
     "TaskState",
+    "UpdateAbortedError",
+    "UpdateContendedError",
 ]

@@ -68,6 +68,8 @@ class Entries:
         self._id_of = id_of
         self._after = -1
         self._known: dict[tuple[str, str], Entry] = {}
+        self.loaded = False
+        """Whether the stream was read at all."""
 
     def get(self, type: str, key: str) -> Entry | None:
         return self._known.get((type, key))
@@ -78,36 +80,58 @@ class Entries:
 
     def refresh(self) -> Operation[None]:
         """Read what the stream has got since the last time."""
-        query = [("stream", self._path), ("pruned", "skip")]
-        reader = LogReader(self._settings, query, after=self._after, until=None, live=False)
+        reader = self._reader(live=False)
         while (page := (yield from reader.next())) is not None:
             for entry in page.entries:
                 self._take(entry)
-        assert reader.after != "now"
-        self._after = reader.after
+        self._advance(reader)
+        self.loaded = True
 
-    def put(self, entry: Entry) -> None:
+    def next(self) -> Operation[list[Entry]]:
+        """What changes next, waiting for it as long as it takes."""
+        while True:
+            reader = self._reader(live=True)
+            page = yield from reader.next()
+            self._advance(reader)
+            found = [self._take(entry) for entry in page.entries] if page is not None else []
+            taken = [entry for entry in found if entry is not None]
+            if taken:
+                return taken
+
+    def _reader(self, *, live: bool) -> LogReader:
+        query = [("stream", self._path), ("pruned", "skip")]
+        return LogReader(self._settings, query, after=self._after, until=None, live=live)
+
+    def _advance(self, reader: LogReader) -> None:
+        assert reader.after != "now"
+        self._after = max(self._after, reader.after)
+
+    def put(self, entry: Entry) -> bool:
         """Take an entry in, unless a newer one is there."""
         name = entry.change.type, entry.change.key
         known = self._known.get(name)
-        if known is None or entry.place >= known.place:
-            self._known[name] = entry
+        if known is not None and entry.place < known.place:
+            return False
+        self._known[name] = entry
+        return True
 
-    def _take(self, found: LogEntry) -> None:
+    def _take(self, found: LogEntry) -> Entry | None:
         if found.marker in ("deleted", "expired"):
             self._known.clear()
         if found.marker is not None or found.producer is None:
-            return
+            return None
         try:
             change = state.parse(found.data)
         except state.StateMessageError:
-            return
+            return None
         if not isinstance(change, state.Change) or not isinstance(change.value, dict):
-            return
+            return None
         sent = found.producer
         said = change.value.get("epoch"), change.value.get("version")
-        if self._id_of(change) == sent.id and said == (sent.epoch, sent.seq):
-            self.put(Entry(change, sent.epoch, sent.seq, found.timestamp_ms))
+        if self._id_of(change) != sent.id or said != (sent.epoch, sent.seq):
+            return None
+        entry = Entry(change, sent.epoch, sent.seq, found.timestamp_ms)
+        return entry if self.put(entry) else None
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -1,0 +1,298 @@
+"""Resources on a real server: no update is lost, and one request is enough when nobody competes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+import fencepost
+from fencepost import Client, CommitAppend, Producing, Stream
+from fencepost.client import state
+from fencepost.coordination import (
+    AsyncResources,
+    Conflict,
+    Merge,
+    Resources,
+    Row,
+    UpdateAbortedError,
+    UpdateContendedError,
+)
+from fencepost.coordination.ids import row_id
+from fencepost.coordination.resourcing import Resolution
+from tests.integration.coordination_support import Cutting
+from tests.serving import ServerProcess
+
+
+class Counter(msgspec.Struct):
+    count: int
+
+
+class Versioned(msgspec.Struct):
+    name: str
+    version: int = -1
+
+
+def more(counter: Counter | None) -> Counter:
+    return Counter(1 if counter is None else counter.count + 1)
+
+
+@pytest.fixture(name="client")
+def _client(server_process: ServerProcess) -> Iterator[Client]:
+    with fencepost.connect(server_process.url) as client:
+        yield client
+
+
+@pytest.fixture(name="stream")
+def _stream(client: Client, request: pytest.FixtureRequest) -> Stream:
+    return client.create(f"resources/{request.node.name}")
+
+
+@pytest.fixture(name="ours")
+def _ours(stream: Stream) -> Resources[Counter]:
+    return Resources(stream, "counter", Counter)
+
+
+@pytest.fixture(name="theirs")
+def _theirs(stream: Stream) -> Resources[Counter]:
+    return Resources(stream, "counter", Counter)
+
+
+def test_a_row_is_made_updated_deleted_and_made_again(
+    stream: Stream, ours: Resources[Counter]
+) -> None:
+    assert ours.get("visits") is None
+    assert ours.update("visits", more) == Row(key="visits", value=Counter(1), epoch=0, version=0)
+    assert ours.update("visits", more).version == 1
+    ours.delete("visits")
+    assert ours.get("visits") is None
+    assert list(ours.rows()) == []
+    ours.delete("visits")
+    ours.delete("never there")
+    assert ours.update("visits", more) == Row(key="visits", value=Counter(1), epoch=0, version=3)
+
+    messages = list(stream.read())
+    assert [one["headers"]["operation"] for one in messages] == [
+        *("insert", "update", "delete", "insert")
+    ]
+    assert [one["value"]["version"] for one in messages] == [0, 1, 2, 3]
+    assert state.Materialized(stream).refresh().get("counter", "visits")["count"] == 1
+
+
+def test_an_update_that_comes_second_reads_again(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    ours.update("visits", more)
+    assert theirs.update("visits", more).value == Counter(2)
+
+    assert ours.update("visits", more).value == Counter(3)
+    assert ours.update("others", more).value == Counter(1)
+
+
+def racing(theirs: Resources[Counter], times: int = 1) -> Callable[[Counter | None], Counter]:
+    """A mutation during which somebody else updates the same row."""
+    left = [times]
+
+    def mutate(counter: Counter | None) -> Counter:
+        if left[0]:
+            left[0] -= 1
+            theirs.update("visits", lambda one: Counter(100 if one is None else one.count + 100))
+        return more(counter)
+
+    return mutate
+
+
+def test_a_handler_is_told_of_the_conflict_and_decides(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    seen: list[Conflict[Counter]] = []
+
+    def on_conflict(conflict: Conflict[Counter]) -> Resolution[Counter]:
+        seen.append(conflict)
+        return "retry"
+
+    row = ours.update("visits", racing(theirs), on_conflict=on_conflict)
+
+    assert row.value == Counter(101)
+    assert seen == [
+        Conflict(
+            key="visits",
+            attempted=(0, 0),
+            server=(0, 0),
+            local=Counter(1),
+            current=Counter(100),
+        )
+    ]
+
+
+def test_a_handler_may_abort(ours: Resources[Counter], theirs: Resources[Counter]) -> None:
+    with pytest.raises(UpdateAbortedError) as raised:
+        ours.update("visits", racing(theirs), on_conflict=lambda _conflict: "abort")
+
+    assert raised.value.conflict.current == Counter(100)
+    row = ours.get("visits")
+    assert row is not None
+    assert row.value == Counter(100)
+
+
+def test_a_handler_may_merge_or_let_the_last_writer_win(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    def merge(conflict: Conflict[Counter]) -> Resolution[Counter]:
+        assert conflict.local is not None
+        assert conflict.current is not None
+        return Merge(Counter(max(conflict.local.count, conflict.current.count)))
+
+    assert ours.update("visits", racing(theirs), on_conflict=merge).value == Counter(100)
+    last = ours.update("visits", racing(theirs), on_conflict=lambda _conflict: "last-writer-wins")
+    assert (last.value, last.version) == (Counter(101), 3)
+
+
+def test_a_handler_that_answers_nonsense_is_told(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    nonsense: Any = "perhaps"
+    with pytest.raises(fencepost.FencepostError, match="perhaps"):
+        ours.update("visits", racing(theirs), on_conflict=lambda _conflict: nonsense)
+
+
+def test_an_update_gives_up_after_its_retries(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    with pytest.raises(UpdateContendedError):
+        ours.update("visits", racing(theirs, times=99), retries=2)
+
+    row = theirs.get("visits")
+    assert row is not None
+    assert row.value == Counter(300)
+
+
+def test_values_are_objects_of_their_type(stream: Stream) -> None:
+    plain: Resources[dict[str, Any]] = Resources(stream, "doc")
+    assert plain.update("a", lambda _none: {"x": 1}).value == {"x": 1}
+    typed = Resources(stream, "doc", Versioned)
+    assert typed.update("b", lambda _none: Versioned("b")).value == Versioned("b", 0)
+    assert typed.update("b", lambda one: one or Versioned("?")).value == Versioned("b", 1)
+
+    wrong: Resources[Any] = Resources(stream, "doc")
+    with pytest.raises(fencepost.FencepostError, match="object"):
+        wrong.update("c", lambda _none: 7)
+    with pytest.raises(fencepost.FencepostError, match="delete"):
+        wrong.update("c", lambda _none: None)
+
+
+def test_types_share_a_stream_and_not_their_keys(stream: Stream) -> None:
+    left, right = Resources(stream, "a:b", Counter), Resources(stream, "a", Counter)
+    left.update("c", more)
+    right.update("b:c", more)
+    right.refresh()
+
+    assert [row.key for row in right.rows()] == ["b:c"]
+    assert [row.key for row in left.rows()] == ["c"]
+
+
+def test_one_request_is_enough_when_nobody_competes_at_100_000_keys_too(
+    server_process: ServerProcess, client: Client
+) -> None:
+    stream = client.create("resources/many")
+    page = 10_000
+    for first in range(0, 100_000, page):
+        client.commit(
+            CommitAppend(
+                stream=stream.path,
+                messages=[state.insert("counter", str(n), {"count": n, "epoch": 0, "version": 0})],
+                producer=Producing(row_id("counter", str(n)), 0, 0),
+            )
+            for n in range(first, first + page)
+        )
+    ours = Resources(stream, "counter", Counter)
+    ours.refresh()
+    with Cutting(server_process) as counting, fencepost.connect(counting.url) as near:
+        # The rows were read over a plain connection; from here on every request is counted.
+        ours._driver = near._driver
+        before = counting.requests
+
+        for key in ("0", "77777", "99999"):
+            row = ours.update(key, more)
+            assert (row.value.count, row.version) == (int(key) + 1, 1)
+        ours.update("new", more)
+        ours.update("new", more)
+
+        assert counting.requests - before == 5
+
+
+def test_an_update_whose_answer_was_lost_can_be_settled(
+    server_process: ServerProcess, stream: Stream, theirs: Resources[Counter]
+) -> None:
+    with (
+        Cutting(server_process) as cutting,
+        fencepost.connect(cutting.url, retries=fencepost.NO_RETRIES) as near,
+    ):
+        ours = Resources(near.stream(stream.path), "counter", Counter)
+        ours.update("visits", more)
+        cutting.answers_lost = 1
+        with pytest.raises(fencepost.OutcomeUnknownError):
+            ours.update("visits", more)
+
+        assert ours.settle("visits") is True
+        assert ours.settle("visits") is None
+        assert ours.update("visits", more).value == Counter(3)
+    row = theirs.get("visits")
+    assert row is not None
+    assert row.value == Counter(3)
+
+
+def test_many_threads_lose_no_increment(client: Client, stream: Stream) -> None:
+    def increment() -> None:
+        ours = Resources(stream, "counter", Counter)
+        for _time in range(10):
+            ours.update("visits", more, retries=1000)
+
+    threads = [threading.Thread(target=increment) for _actor in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    row = Resources(stream, "counter", Counter).get("visits")
+    assert row is not None
+    assert (row.value, row.version) == (Counter(60), 59)
+
+
+def test_changes_of_others_are_followed(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    theirs.update("visits", more)
+    changes = ours.follow()
+    assert next(changes).value == Counter(1)
+    theirs.update("visits", more)
+    theirs.delete("visits")
+
+    seen = [next(changes), next(changes)]
+
+    assert [(one.version, one.value) for one in seen] == [(1, Counter(2)), (2, None)]
+
+
+async def test_the_async_twin_does_the_same(server_process: ServerProcess) -> None:
+    async with fencepost.connect_async(server_process.url) as client:
+        stream = await client.create("resources/async")
+        ours, theirs = (AsyncResources(stream, "counter", Counter) for _one in range(2))
+        await ours.update("visits", more)
+        await theirs.update("visits", more)
+
+        async def on_conflict(_conflict: Conflict[Counter]) -> Resolution[Counter]:
+            return "retry"
+
+        row = await ours.update("visits", more, on_conflict=on_conflict)
+
+        assert row.value == Counter(3)
+        await theirs.refresh()
+        assert [one.value for one in await theirs.rows()] == [Counter(3)]
+        await ours.delete("visits")
+        assert await ours.settle("visits") is None
+        changes = theirs.follow()
+        assert (await anext(changes)).value is None
+        assert await theirs.get("visits") is None
