@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 import fencepost
 from fencepost import AsyncClient, AsyncStream
+from tests.faults.proxy import Proxy
 from tests.serving import ServerProcess
 
 
@@ -84,6 +86,33 @@ async def test_following_waits_and_can_be_cancelled(
 
     await orders.append(3)
     assert await orders.read(type=int).messages() == [0, 1, 2, 3]
+
+
+async def test_a_follower_goes_on_when_the_server_ends_its_connections(tmp_path: Path) -> None:
+    """A server ends an SSE connection after a minute; here after 50 ms."""
+    config = tmp_path / "fencepost.toml"
+    config.write_text("[server]\nsse_ms = 50\n")
+    seen: list[int] = []
+    with ServerProcess(tmp_path / "data", arguments=["--config", str(config)]) as server:
+        async with (
+            Proxy("127.0.0.1", server.port) as proxy,
+            fencepost.connect_async(proxy.url) as far,
+            fencepost.connect_async(server.url) as near,
+        ):
+            stream = await near.create("brief")
+
+            async def follow() -> None:
+                seen.extend([number async for number in far.stream("brief").follow(type=int)])
+
+            sent = 0
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(follow())
+                while proxy.connections < 6:
+                    await stream.append(sent)
+                    sent += 1
+                await stream.close()
+
+    assert seen == list(range(sent))
 
 
 async def test_values_may_be_async_functions(server_process: ServerProcess) -> None:
