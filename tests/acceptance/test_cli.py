@@ -17,6 +17,7 @@ from typing import IO, Any
 import pytest
 
 import fencepost
+from fencepost.coordination import TaskClaims
 from tests.integration.auth_support import ANN, place, token
 from tests.serving import ServerProcess
 
@@ -178,19 +179,27 @@ def test_a_fork_shares_the_past_and_its_tail_is_found(shell: Shell) -> None:
     assert shell.run("tail", "trunk", "-n", "2").stdout.split() == ["28", "29"]
 
 
-def test_claims_show_who_holds_what(shell: Shell) -> None:
-    stream = shell.client.create("tasks")
-    stream.append({"by": "ann"}, producer=fencepost.Producing("task:7", 0, 0))
-    stream.append({"by": "ben"}, producer=fencepost.Producing("other", 0, 0))
+def test_claims_show_who_holds_what_since_when(shell: Shell) -> None:
+    stream = shell.client.create("jobs")
+    ada, bob = TaskClaims(stream, "ada"), TaskClaims(stream, "bob")
+    held, done = ada.claim("build 7"), bob.claim("build-8")
+    assert held is not None
+    assert done is not None
+    ada.heartbeat(held)
+    bob.complete(done)
+    stream.append(1, producer=fencepost.Producing("other", 0, 0))
 
-    claims = shell.lines("claims", "tasks", "--json")
-    producers = shell.run("producers", "tasks").stdout
+    claims = shell.lines("claims", "jobs", "--json")
+    table = shell.run("claims", "jobs", "--held").stdout.splitlines()
 
-    assert [(one["id"], one["epoch"], one["message"]) for one in claims] == [
-        ("task:7", 0, {"by": "ann"})
+    assert [(one["id"], one["owner"], one["status"]) for one in claims] == [
+        ("task:build%207", "ada", "heartbeat"),
+        ("task:build-8", "bob", "completed"),
     ]
-    assert '{"by":"ann"}' in shell.run("claims", "tasks").stdout
-    assert "other" in producers
+    assert claims[0]["since"] <= claims[0]["updated"]
+    assert len(table) == 2
+    assert re.match(r"jobs\s+task:build%207\s+ada\s+heartbeat\s+20", table[1])
+    assert "other" in shell.run("producers", "jobs").stdout
 
 
 def test_a_small_load_prints_rates_and_leaves_nothing(shell: Shell) -> None:

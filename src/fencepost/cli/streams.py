@@ -7,7 +7,8 @@ Each command is one or two calls of the client and a way to show what came back.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -38,7 +39,9 @@ from fencepost.cli.render import (
 
 CLAIM_GLOBS = ("task:*/**", "tool:*/**")
 """Ids that are claims unless the server was told otherwise; an id may have slashes in it."""
-MESSAGE_SHOWN_MAX = 80
+HELD = ("claimed", "heartbeat")
+"""Where a claim is that somebody holds (docs/guides/task-claims.md)."""
+NOTHING_KNOWN = {"owner": None, "status": None, "since": None, "message": None}
 
 
 def ls(
@@ -223,11 +226,14 @@ def claims(
             help="Pattern of ids that are claims; may come again. Default: task:*, tool:*"
         ),
     ] = None,
+    held: Annotated[
+        bool, typer.Option("--held", help="Only those that somebody holds now.")
+    ] = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """List claims: who holds what, since when, by the newest message of each claim.
+    """List claims: who holds what since when, as the messages of each claim say.
 
     Examples:
 
@@ -236,48 +242,53 @@ def claims(
     """
     with talking(url, token, as_json=as_json) as client:
         found = _claims(client, stream, match or CLAIM_GLOBS)
+        if held:
+            found = [one for one in found if one["status"] in HELD]
         if as_json:
             show_lines(found)
             return
-        rows = (
-            (one["stream"], one["id"], one["epoch"], one["seq"], one["updated"], _brief(one))
-            for one in found
-        )
-        columns = ("stream", "claim", "epoch", "seq", "last seen", "newest message")
+        names = ("stream", "id", "owner", "status", "since", "updated", "epoch")
+        rows = ([one[name] for name in names] for one in found)
+        columns = ("stream", "claim", "owner", "status", "since", "last seen", "epoch")
         show_table(columns, rows, empty="no claims match")
 
 
 def _claims(
     client: fencepost.Client, stream: str | None, globs: Iterable[str]
-) -> Iterator[dict[str, Any]]:
-    """Producers under the patterns, each once, each with the newest message it sent."""
-    seen: set[tuple[str, str]] = set()
+) -> list[dict[str, Any]]:
+    """Producers under the patterns, each with what its messages say: who, what, since when."""
+    found: dict[str, dict[str, fencepost.ProducerInfo]] = {}
     for glob in globs:
         for one in client.producers(stream=stream, match=glob):
-            if (one.stream, one.id) in seen:
-                continue
-            seen.add((one.stream, one.id))
-            message = _message_at(client, one)
-            yield {**msgspec.structs.asdict(one), "message": message}
+            found.setdefault(one.stream, {})[one.id] = one
+    claims: list[dict[str, Any]] = []
+    for path, claimed in sorted(found.items()):
+        moves = _moves(client, path, claimed)
+        claims += (
+            {**msgspec.structs.asdict(one), **moves.get(one.id, NOTHING_KNOWN)}
+            for _, one in sorted(claimed.items())
+        )
+    return claims
 
 
-def _message_at(client: fencepost.Client, producer: fencepost.ProducerInfo) -> Any:
-    """The first message of its newest batch; None when it is gone, or is not JSON."""
-    if producer.offset is None:
-        return None
-    try:
-        batches = client.stream(producer.stream).read(offset=producer.offset).batches()
-        messages = next(batches).messages
-    except (StopIteration, fencepost.NotFoundError, fencepost.GoneError):
-        return None
-    return None if isinstance(messages[0], bytes) else messages[0]
-
-
-def _brief(claim: dict[str, Any]) -> str:
-    if claim["message"] is None:
-        return ""
-    text = msgspec.json.encode(claim["message"]).decode()
-    return text if len(text) <= MESSAGE_SHOWN_MAX else text[: MESSAGE_SHOWN_MAX - 1] + "…"
+def _moves(client: fencepost.Client, path: str, ids: Container[str]) -> dict[str, dict[str, Any]]:
+    """What the newest message of each claim says, from one pass over the stream's log."""
+    moves: dict[str, dict[str, Any]] = {}
+    for entry in client.log(streams=[path], skip_pruned=True):
+        if entry.producer is None or entry.producer.id not in ids:
+            continue
+        value = entry.data.get("value") if isinstance(entry.data, dict) else None
+        said: dict[str, Any] = value if isinstance(value, dict) else {}
+        before = moves.get(entry.producer.id)
+        begins = before is None or entry.producer.seq == 0 or said.get("status") == "claimed"
+        stored = datetime.fromtimestamp(entry.timestamp_ms / 1000, UTC)
+        moves[entry.producer.id] = {
+            "owner": said.get("owner"),
+            "status": said.get("status"),
+            "since": stored if begins or before is None else before["since"],
+            "message": entry.data,
+        }
+    return moves
 
 
 def _say(facts: dict[str, Any], as_json: bool) -> None:
