@@ -25,7 +25,7 @@ import typer
 from rich.progress import TextColumn
 
 import fencepost
-from fencepost.cli.options import TYPES, AsJson, Path, Patience, Token, Type, Url, content_type_of
+from fencepost.cli.options import TYPES, AsJson, Path, Token, Type, Url, content_type_of
 from fencepost.cli.profile import resolve
 from fencepost.cli.render import (
     INTERRUPTED,
@@ -84,7 +84,9 @@ def append(
     resume: Annotated[
         str | None, typer.Option(help="With --ndjson: go on after EPOCH.SEQ of the producer.")
     ] = None,
-    patience: Patience = None,
+    patience: Annotated[
+        float, typer.Option(help="With --ndjson: seconds that the server may be away.", min=0.0)
+    ] = PATIENCE_SECONDS,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -249,7 +251,7 @@ class Feed:
         producer: str | None,
         skip: int,
         resume: Resume | None,
-        patience: float | None,
+        patience: float,
     ) -> None:
         self._client = client
         self._where = where
@@ -258,7 +260,7 @@ class Feed:
         self._id = producer or f"cli-{SystemClock().token(6).hex()}"
         self._skip = skip
         self._resume = resume
-        self._patience = PATIENCE_SECONDS if patience is None else patience
+        self._patience = patience
         self._on_the_way: deque[int] = deque()
         self._line = skip
         """The last line that was taken."""

@@ -161,9 +161,14 @@ def _array(sink: Sink, batches: Iterable[fencepost.Batch[Any]]) -> None:
 
 def _first(batches: Iterable[fencepost.Batch[Any]], count: int) -> Iterable[fencepost.Batch[Any]]:
     for batch in batches:
-        yield msgspec.structs.replace(batch, messages=batch.messages[:count])
+        if len(batch.messages) > count:
+            # Going on from its end would miss messages, so it has none.
+            cut = batch.messages[:count]
+            yield msgspec.structs.replace(batch, messages=cut, next_offset="", closed=False)
+            return
+        yield batch
         count -= len(batch.messages)
-        if count <= 0:
+        if not count:
             return
 
 

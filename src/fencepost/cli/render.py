@@ -300,8 +300,8 @@ def message_line(message: msgspec.Raw) -> bytes:
 
 
 def batch_line(batch: fencepost.Batch[Any], *, is_json: bool) -> bytes:
-    """A batch as one object: its messages, and where to go on after them."""
-    entry: dict[str, Any] = {"offset": batch.offset, "next_offset": batch.next_offset}
+    """A batch as one object: its messages, and where to go on after them, if that is known."""
+    entry: dict[str, Any] = {"offset": batch.offset, "next_offset": batch.next_offset or None}
     if is_json:
         entry["messages"] = [msgspec.Raw(message_line(one)[:-1]) for one in batch.messages]
     else:
