@@ -5,6 +5,7 @@ Sync and async twins run the same operations; docs/adr/0011-coordination.md says
 
 from fencepost.coordination.claiming import Claim, ClaimLostError, TaskState
 from fencepost.coordination.claims import AsyncTaskClaims, TaskClaims
+from fencepost.coordination.overrides import AsyncOverrides, Overrides
 from fencepost.coordination.resources import AsyncResources, Resources
 from fencepost.coordination.resourcing import (
     Conflict,
@@ -15,12 +16,14 @@ from fencepost.coordination.resourcing import (
 )
 
 __all__ = [
+    "AsyncOverrides",
     "AsyncResources",
     "AsyncTaskClaims",
     "Claim",
     "ClaimLostError",
     "Conflict",
     "Merge",
+    "Overrides",
     "Resources",
     "Row",
     "TaskClaims",

@@ -195,17 +195,22 @@ class Resourcing(Generic[T]):
         return stored
 
     def move(
-        self, key: str, value: T | None, after: Entry | None, *, raised: str | None = None
+        self,
+        key: str,
+        value: T | None,
+        after: Entry | None,
+        *,
+        override: dict[str, str] | None = None,
     ) -> Move:
-        """The write that follows `after`; with `raised`, the reason, the first of a new epoch."""
+        """The write that follows `after`; as an override, the first one of a new epoch."""
         epoch, version = (0, 0) if after is None else (after.epoch, after.version + 1)
-        if after is not None and raised is not None:
+        if after is not None and override is not None:
             epoch, version = after.epoch + 1, 0
         fields = {} if value is None else msgspec.to_builtins(value)
         if not isinstance(fields, dict):
             raise FencepostError(f"a resource is an object, not {type(value).__name__}")
-        if raised is not None:
-            fields = fields | {"override": {"reason": raised}}
+        if override is not None:
+            fields = fields | {"override": override}
         producer = Producing(row_id(self._type, key), epoch, version)
         gone = after is None or after.change.operation == "delete"
         operation: Literal["insert", "update", "delete"] = "insert" if gone else "update"

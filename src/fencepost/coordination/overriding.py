@@ -1,0 +1,156 @@
+"""Overrides: moves that bypass the order of claims and versions, each with a reason; no I/O here.
+
+An override raises the epoch. It does so only over what it has seen (Producer-If) and looks again
+when that has moved, so it is always the newest state that is overridden, knowingly. Everybody who
+was in the old epoch is refused from then on. The reason goes to the server's audit stream, and into
+the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from fencepost.client import operations
+from fencepost.client.effects import Operation
+from fencepost.client.errors import (
+    CommitPartialError,
+    ContentMismatchError,
+    FencepostError,
+    ProducerMovedError,
+    SequenceGapError,
+    StaleEpochError,
+)
+from fencepost.client.operations import CommitAppend
+from fencepost.client.settings import ClientSettings
+from fencepost.coordination.claiming import RACES_MAX, Claiming, Kind
+from fencepost.coordination.entries import Entry, Move, make
+from fencepost.coordination.resourcing import Resourcing, Row, UpdateContendedError
+
+Value = dict[str, Any]
+
+
+class Overriding:
+    """The overrides of one administrator on one stream: what sync and async share."""
+
+    def __init__(self, settings: ClientSettings, path: str, by: str) -> None:
+        self._settings = settings
+        self._path = path
+        self._by = by
+        self._claims: dict[Kind, Claiming] = {}
+        self._rows: dict[str, Resourcing[Value]] = {}
+
+    def free(self, task: str, reason: str, kind: Kind) -> Operation[bool]:
+        """Take a task from its holder, dead or alive, and leave it available."""
+        _check(reason)
+        claims = self._claims.setdefault(kind, Claiming(self._settings, self._path, self._by, kind))
+        for _race in range(RACES_MAX):
+            held = yield from claims.get(task)
+            if held is None or not held.is_held:
+                return False
+            if (yield from claims.reclaim(held, reason)):
+                return True
+        raise UpdateContendedError(f"{task}: its holder moved on {RACES_MAX} times")
+
+    def correct(self, type: str, key: str, value: Any, reason: str) -> Operation[Row[Value]]:
+        """Write a value over whatever there is."""
+        return self._force(type, key, lambda _current: value, reason)
+
+    def restart_versions(
+        self, type: str, key: str, reason: str, migrate: Callable[[Value], Any] | None
+    ) -> Operation[Row[Value]]:
+        """Begin the versions of a row again at 0, with its value, migrated."""
+
+        def value(current: Value | None) -> Any:
+            if current is None:
+                raise FencepostError(f"there is no {type}/{key} whose versions could be restarted")
+            return current if migrate is None else migrate(current)
+
+        return self._force(type, key, value, reason)
+
+    def baseline(self, type: str, values: Mapping[str, Any], reason: str) -> Operation[int]:
+        """Make these all the rows of a type, in one commit; how many rows it changed."""
+        _check(reason)
+        rows = self._rows_of(type)
+        for _race in range(RACES_MAX):
+            yield from rows.refresh()
+            moves = self._baseline(rows, values, reason)
+            if not moves:
+                return 0
+            if (yield from self._commit([item for _move, item in moves], reason)):
+                for move, _item in moves:
+                    rows.put(move)
+                return len(moves)
+        raise UpdateContendedError(f"{type}: others wrote in between {RACES_MAX} times")
+
+    def _force(
+        self, type: str, key: str, value: Callable[[Value | None], Any], reason: str
+    ) -> Operation[Row[Value]]:
+        _check(reason)
+        rows = self._rows_of(type)
+        for _race in range(RACES_MAX):
+            yield from rows.refresh()
+            entry = rows.entry(key)
+            move = self._move(rows, key, value(rows.value(entry)), entry, reason)
+            seen = None if entry is None else entry.place
+            if (yield from make(self._settings, self._path, move, producer_if=seen, reason=reason)):
+                rows.put(move)
+                row = rows.get(key)
+                assert row is not None
+                return row
+        raise UpdateContendedError(f"{type}/{key}: others wrote in between {RACES_MAX} times")
+
+    def _baseline(
+        self, rows: Resourcing[Value], values: Mapping[str, Any], reason: str
+    ) -> list[tuple[Move, CommitAppend]]:
+        known = {entry.change.key: entry for entry in rows.entries()}
+        gone = [
+            key
+            for key, entry in known.items()
+            if key not in values and entry.change.operation != "delete"
+        ]
+        wanted: dict[str, Any] = {**values, **dict.fromkeys(gone)}
+        moves = []
+        for key, value in wanted.items():
+            entry = known.get(key)
+            move = self._move(rows, key, value, entry, reason)
+            item = CommitAppend(
+                stream=self._path,
+                messages=[move.change],
+                producer=move.producer,
+                producer_if=None if entry is None else entry.place,
+                producer_strict=True,
+            )
+            moves.append((move, item))
+        return moves
+
+    def _move(
+        self, rows: Resourcing[Value], key: str, value: Any, entry: Entry | None, reason: str
+    ) -> Move:
+        override = {"by": self._by, "reason": reason}
+        plain = None if value is None else msgspec.to_builtins(value)
+        return rows.move(key, plain, entry, override=override)
+
+    def _commit(self, items: list[CommitAppend], reason: str) -> Operation[bool]:
+        try:
+            yield from operations.commit(self._settings, items, None, reason)
+        except (
+            CommitPartialError,
+            ContentMismatchError,
+            ProducerMovedError,
+            SequenceGapError,
+            StaleEpochError,
+        ):
+            return False
+        return True
+
+    def _rows_of(self, type: str) -> Resourcing[Value]:
+        made: Resourcing[Value] = Resourcing(self._settings, self._path, type, None)
+        return self._rows.setdefault(type, made)
+
+
+def _check(reason: str) -> None:
+    if not reason.strip() or not reason.isprintable():
+        raise FencepostError("an override has a reason, in one line")
