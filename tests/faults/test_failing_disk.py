@@ -13,6 +13,7 @@ import pytest
 
 from fencepost.protocol.appends import Appended, Duplicate, SequenceGap
 from fencepost.store.contract import Deleted, Failed, Missing, Unknown
+from fencepost.store.sqlite.database import fold
 from fencepost.store.sqlite.store import SqliteStore, StoreBrokenError
 from fencepost.testing import FailingDisk, SyncGate, fault_vfs
 from fencepost.testing.vfs import DATABASE, WAL
@@ -170,7 +171,7 @@ async def test_a_checkpoint_that_the_disk_fails_ends_the_store_too(
             vfs.rules.append(FailingDisk("sync", suffix))
 
             with pytest.raises(apsw.IOError):
-                await store.shrink_log()
+                await store.between_commits(fold)
 
             assert is_broken(store)
             assert await append(store, "s", b"one", 1) == Failed(full=False)

@@ -19,6 +19,7 @@ from fencepost.protocol.batches import Batch, bytes_batch, digest, json_batch
 from fencepost.protocol.commits import Commit, CommitItem
 from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.streams import Lifetime
+from fencepost.store.sqlite.database import fold
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import DiskLog, SimClock, SyncGate, fault_vfs
@@ -253,7 +254,7 @@ class Driver:
         await ended
         await self._store.commits.settled()
         if self._dice.random() < 0.1:
-            await self._store.shrink_log()
+            await self._store.between_commits(fold)
         if self._dice.random() < 0.1:
             self._clock.advance(10 * SHORT_TTL_S * 1000)
 

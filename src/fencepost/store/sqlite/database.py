@@ -23,6 +23,8 @@ from fencepost.store.sql import load_migrations, load_queries
 log = logging.getLogger(__name__)
 
 FILE = "fencepost.db"
+RESTART_BUSY_MS_MAX = 20
+"""How long writers wait for readers of the write-ahead log to leave it."""
 BUSY_MS_MAX = 10_000
 """How long a connection waits for a lock that another one of this process holds."""
 
@@ -134,6 +136,18 @@ def make_folder(folder: Path) -> None:
             os.fsync(parent)
         finally:
             os.close(parent)
+
+
+def restart_log(connection: apsw.Connection) -> bool:
+    """Let the next commit start the write-ahead log anew; false while somebody reads from it."""
+    connection.set_busy_timeout(RESTART_BUSY_MS_MAX)
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+    except apsw.BusyError:
+        return False
+    finally:
+        connection.set_busy_timeout(BUSY_MS_MAX)
+    return True
 
 
 def fetch(connection: apsw.Connection, query: str, values: tuple[object, ...] = ()) -> list[Row]:

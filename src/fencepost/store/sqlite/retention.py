@@ -95,7 +95,9 @@ class Keeper:
             stream_id, position, inherited = due
             for source_id in (*inherited, stream_id):
                 purged += await self.purge_beginning(source_id, before_ms)
-            await self._store.purging(partial(_finish, stream_id=stream_id, position=position))
+            await self._store.between_commits(
+                partial(_finish, stream_id=stream_id, position=position)
+            )
         return purged
 
     async def purge_beginning(self, stream_id: int, before_ms: int) -> int:
@@ -105,7 +107,7 @@ class Keeper:
         )
         purged = 0
         while limit > 0:
-            count = await self._store.purging(
+            count = await self._store.between_commits(
                 partial(purge_piece, stream_id=stream_id, limit=limit)
             )
             purged += count
@@ -118,7 +120,7 @@ class Keeper:
         free, total = await self._store.readers.run(_pages)
         if free <= max(FREE_PAGES_KEPT, total // 8):
             return False
-        await self._store.purging(_vacuum)
+        await self._store.between_commits(_vacuum)
         return True
 
     # Producers

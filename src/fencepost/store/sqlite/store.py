@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -68,13 +68,11 @@ from fencepost.store.contract import (
     Upload,
     Watcher,
 )
-from fencepost.store.sqlite import purges, reading
+from fencepost.store.sqlite import reading
 from fencepost.store.sqlite.claims import Claims
 from fencepost.store.sqlite.database import (
-    BUSY_MS_MAX,
     FILE,
     PAGE_BYTES,
-    QUERIES,
     FolderLock,
     Row,
     connect,
@@ -82,6 +80,7 @@ from fencepost.store.sqlite.database import (
     is_disk_error,
     make_folder,
     migrate,
+    restart_log,
 )
 from fencepost.store.sqlite.drafts import Draft
 from fencepost.store.sqlite.forking import fork_point, is_place, own_segments
@@ -93,10 +92,8 @@ from fencepost.store.sqlite.writing import LedgerWriter
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Listener = Callable[[Sequence[Published]], None]
-
-RESTART_BUSY_MS_MAX = 20
-"""How long writers wait for readers of the write-ahead log to leave it."""
 
 
 class StoreBrokenError(Exception):
@@ -560,88 +557,22 @@ class SqliteStore:
         """Upkeep met an error: stop if it was the disk's doing."""
         self.commits.suspect(error)
 
-    async def purge_rows(self, stream_id: int, rows_max: int) -> int:
-        """Drop some rows of a deleted stream, between commits; how many there were."""
-        purged = 0
-
-        def work() -> None:
-            nonlocal purged
-            connection = self._writer.connection
-            with connection:
-                purged = purges.purge(connection, stream_id, rows_max)
-
-        await self.commits.exclusively(work)
-        return purged
-
-    async def purge_stream(self, stream_id: int, *, pages_max: int) -> None:
-        """Drop what is left of a deleted stream and give its space back to the file system."""
-
-        def work() -> None:
-            connection = self._writer.connection
-            with connection:
-                for what in ("producers", "remembered", "truncations", "keys", "stream"):
-                    connection.execute(QUERIES[f"purge_{what}"], (stream_id,))
-            connection.execute(f"PRAGMA incremental_vacuum({pages_max})").fetchall()
-
-        await self.commits.exclusively(work)
-
-    async def shrink_log(self) -> None:
-        """Fold the whole write-ahead log into the database and cut it off."""
-
-        def work() -> None:
-            fold(self._writer.connection)
-
-        await self.commits.exclusively(work)
-
     async def restart_log(self) -> bool:
         """Fold what is left of the write-ahead log in, so that the next commit starts it anew.
 
         The file keeps its size: writing over it syncs faster than making it grow again. False when
         somebody is reading from it, such as a backup: writers do not wait for that.
         """
-        restarted = False
-
-        def work() -> None:
-            nonlocal restarted
-            connection = self._writer.connection
-            connection.set_busy_timeout(RESTART_BUSY_MS_MAX)
-            try:
-                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
-            except apsw.BusyError:
-                return
-            finally:
-                connection.set_busy_timeout(BUSY_MS_MAX)
+        restarted = await self.between_commits(restart_log)
+        if restarted:
             self.wal_pages = 0
-            restarted = True
-
-        await self.commits.exclusively(work)
         return restarted
 
-    async def purging(self, work: Callable[[apsw.Connection], int]) -> int:
-        """Do a piece of upkeep on the writer's connection, between commits; what it returns."""
-        result = 0
-
-        def run() -> None:
-            nonlocal result
-            result = work(self._writer.connection)
-
-        await self.commits.exclusively(run)
-        return result
-
-    async def sweep_keys(self, before_ms: int, keys_max: int) -> int:
-        """Forget some keys whose time was over at `before_ms`; how many there were."""
-        swept = 0
-
-        def work() -> None:
-            nonlocal swept
-            connection = self._writer.connection
-            with connection:
-                connection.execute(QUERIES["sweep_keys"], (before_ms, keys_max))
-                swept = connection.changes()
-
-        if self.lookup(QUERIES["any_expired_key"], (before_ms,)):
-            await self.commits.exclusively(work)
-        return swept
+    async def between_commits(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Do a piece of upkeep on the writer's connection while no group is under way."""
+        results: list[T] = []
+        await self.commits.exclusively(lambda: results.append(work(self._writer.connection)))
+        return results[0]
 
     async def drop_part(self, part: Part) -> None:
         """Drop a staged part, unless a commit has taken it."""

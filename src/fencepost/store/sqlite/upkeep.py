@@ -16,8 +16,8 @@ import apsw
 
 from fencepost.clock import Clock
 from fencepost.protocol.commits import Part
-from fencepost.store.sqlite import plans
-from fencepost.store.sqlite.database import PAGE_BYTES, fetch
+from fencepost.store.sqlite import plans, purges
+from fencepost.store.sqlite.database import PAGE_BYTES, QUERIES, fetch
 from fencepost.store.sqlite.retention import Keeper, inherited_from
 from fencepost.store.sqlite.store import SqliteStore
 
@@ -100,9 +100,9 @@ class Upkeep:
         for source_id in await self._store.readers.run(partial(inherited_from, stream_id)):
             # What the stream inherited may have been kept for it alone.
             purged += await self._keeper.purge_beginning(source_id, before_ms)
-        while count := await self._store.purge_rows(stream_id, ROWS_PER_PURGE_MAX):
+        while count := await self._store.between_commits(partial(_purge_rows, stream_id)):
             purged += count
-        await self._store.purge_stream(stream_id, pages_max=PAGES_PER_VACUUM_MAX)
+        await self._store.between_commits(partial(_purge_stream, stream_id))
         return purged
 
     async def tally(self) -> int:
@@ -120,7 +120,10 @@ class Upkeep:
 
     async def sweep_keys(self) -> int:
         """Forget Idempotency-Keys whose time is over."""
-        return await self._store.sweep_keys(self._clock.now_ms(), KEYS_PER_SWEEP_MAX)
+        now_ms = self._clock.now_ms()
+        if not self._store.lookup(QUERIES["any_expired_key"], (now_ms,)):
+            return 0
+        return await self._store.between_commits(partial(_sweep_keys, now_ms))
 
     async def sweep_parts(self) -> int:
         """Drop staged parts that nobody committed in time."""
@@ -150,6 +153,31 @@ class Upkeep:
             if restarted
             else size + max(self._settings.checkpoint_wal_bytes, size // 4)
         )
+
+
+def _purge_rows(stream_id: int, connection: apsw.Connection) -> int:
+    """Drop some rows of a deleted stream; how many there were."""
+    purged = 0
+    with connection:
+        purged = purges.purge(connection, stream_id, ROWS_PER_PURGE_MAX)
+    return purged
+
+
+def _purge_stream(stream_id: int, connection: apsw.Connection) -> None:
+    """Drop what is left of a deleted stream and give its space back to the file system."""
+    with connection:
+        for what in ("producers", "remembered", "truncations", "keys", "stream"):
+            connection.execute(QUERIES[f"purge_{what}"], (stream_id,))
+    connection.execute(f"PRAGMA incremental_vacuum({PAGES_PER_VACUUM_MAX})").fetchall()
+
+
+def _sweep_keys(before_ms: int, connection: apsw.Connection) -> int:
+    """Forget some keys whose time was over; how many there were."""
+    swept = 0
+    with connection:
+        connection.execute(QUERIES["sweep_keys"], (before_ms, KEYS_PER_SWEEP_MAX))
+        swept = connection.changes()
+    return swept
 
 
 def _fold_beside(connection: apsw.Connection) -> None:
