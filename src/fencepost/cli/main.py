@@ -63,4 +63,8 @@ def _root(
 def main() -> None:
     """Run the command line."""
     asked = sys.argv[1] if len(sys.argv) > 1 else ""
-    build(asked if asked in COMMANDS else None)()
+    try:
+        app = build(asked if asked in COMMANDS else None)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    app()

@@ -26,11 +26,11 @@ def complete_paths(incomplete: str) -> list[str]:
         with fencepost.connect(
             profile.url, token=profile.token, timeouts=timeouts, retries=fencepost.NO_RETRIES
         ) as client:
-            for info in client.streams(match=f"{incomplete.rpartition('/')[0]}/**".lstrip("/")):
-                if info.path.startswith(incomplete):
-                    found.append(info.path)
-                if len(found) == COMPLETIONS_MAX:
+            # They come in order, so those that begin so stand together behind it.
+            for info in client.streams(after=incomplete or None):
+                if not info.path.startswith(incomplete) or len(found) == COMPLETIONS_MAX:
                     break
+                found.append(info.path)
     except (fencepost.FencepostError, ProfileError, ValueError):
         return []
     return found

@@ -18,7 +18,6 @@ import typer
 import fencepost
 from fencepost.cli.options import TYPES, AsJson, Path, Patience, Token, Url
 from fencepost.cli.render import (
-    RETRIES,
     USAGE,
     CommandError,
     Sink,
@@ -107,7 +106,7 @@ def tail(
       fencepost tail orders
       fencepost tail -f -n 0 orders | jq .total
     """
-    with talking(url, token, as_json=as_json, retries=RETRIES) as client:
+    with talking(url, token, as_json=as_json) as client:
         found = client.stream(stream)
         described = found.head()
         _check_terminal(described.content_type, raw or as_json)

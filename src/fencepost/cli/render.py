@@ -240,9 +240,15 @@ def show_facts(facts: Mapping[str, object]) -> None:
     console().print(table)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let `talking` end the command, as it does for everything else we print."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Stdout: with colours and a width only when it is a terminal."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_NO_TERMINAL, highlight=False)
+    return _Console(width=None if sys.stdout.isatty() else WIDTH_OF_NO_TERMINAL, highlight=False)
 
 
 def _column(rows: list[list[str]], index: int) -> list[str]:
