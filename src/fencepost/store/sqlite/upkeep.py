@@ -159,7 +159,7 @@ def _purge_rows(stream_id: int, connection: apsw.Connection) -> int:
     """Drop some rows of a deleted stream; how many there were."""
     purged = 0
     with connection:
-        purged = purges.purge(connection, stream_id, ROWS_PER_PURGE_MAX)
+        purged += purges.purge(connection, stream_id, ROWS_PER_PURGE_MAX)
     return purged
 
 
@@ -176,7 +176,7 @@ def _sweep_keys(before_ms: int, connection: apsw.Connection) -> int:
     swept = 0
     with connection:
         connection.execute(QUERIES["sweep_keys"], (before_ms, KEYS_PER_SWEEP_MAX))
-        swept = connection.changes()
+        swept += connection.changes()
     return swept
 
 
