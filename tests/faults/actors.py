@@ -3,6 +3,8 @@
 `python -m tests.faults.actors claims URL STREAM SEED TASKS` works through tasks with careless
 actors: they heartbeat, release, forget what they hold, and take over what others hold.
 `python -m tests.faults.actors counter URL STREAM SEED INCREMENTS` increments one counter.
+`python -m tests.faults.actors tools URL STREAM SEED 0` carries out the calls of a session; its
+claims are on STREAM/claims.
 """
 
 from __future__ import annotations
@@ -14,8 +16,15 @@ import sys
 import msgspec
 
 import fencepost
-from fencepost import AsyncStream, Retries, Timeouts
-from fencepost.coordination import AsyncResources, AsyncTaskClaims, Claim, ClaimLostError
+from fencepost import AsyncClient, AsyncStream, Retries, Timeouts
+from fencepost.coordination import (
+    AsyncResources,
+    AsyncTaskClaims,
+    AsyncToolExecutor,
+    Claim,
+    ClaimLostError,
+    ToolCall,
+)
 
 ACTORS = 4
 BRISK = Retries(delay_seconds_max=0.1, attempts_max=1000, seconds_max=600.0)
@@ -68,14 +77,28 @@ async def count(stream: AsyncStream, increments: int) -> None:
         await counters.update("visits", more, retries=100_000)
 
 
+async def execute(client: AsyncClient, path: str, name: str, timeout: float) -> None:
+    """Carry out calls until the session is closed; some executors wait for nobody."""
+
+    async def handler(call: ToolCall) -> str:
+        await executor.heartbeat(call)
+        return call.id
+
+    session, claims = client.stream(path), client.stream(f"{path}/claims")
+    executor = AsyncToolExecutor(session, claims, name, handler, timeout=timeout)
+    await executor.run(poll=0.05)
+
+
 async def main(mode: str, url: str, path: str, seed: str, amount: str) -> None:
     async with fencepost.connect_async(url, timeouts=QUICK, retries=BRISK) as client:
         stream = client.stream(path)
         async with asyncio.TaskGroup() as group:
             for number in range(ACTORS):
+                name = f"actor-{seed}-{number}"
                 if mode == "claims":
-                    name = f"actor-{seed}-{number}"
                     group.create_task(work(stream, name, int(seed), int(amount)))
+                elif mode == "tools":
+                    group.create_task(execute(client, path, name, 0.0 if number == 0 else 30.0))
                 else:
                     group.create_task(count(stream, int(amount)))
 

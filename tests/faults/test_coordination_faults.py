@@ -2,7 +2,8 @@
 
 What happened is read from the stream afterwards, in the order of the server: for every task each
 move is one that the state table allows, made by whom it allows, and exactly one completes it; a
-counter holds every increment once. FENCEPOST_FAULT_KILLS (`just faults`) makes it the long run.
+counter holds every increment once; a session holds one result for every tool call.
+FENCEPOST_FAULT_KILLS (`just faults`) makes it the long run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import os
 import random
 import sys
+from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -123,3 +125,34 @@ async def test_sixteen_actors_lose_no_increment_and_count_none_twice(
     assert row is not None
     total = PROCESSES * ACTORS * INCREMENTS
     assert (row.value.count, row.epoch, row.version) == (total, 0, total - 1)
+
+
+async def test_every_tool_call_has_one_result_whoever_is_killed(
+    server_process: ServerProcess, client: AsyncClient
+) -> None:
+    session = await client.create("faults/session")
+    await client.create("faults/session/claims")
+    await session.append_many({"type": "tool_call", "id": f"call-{n}"} for n in range(TASKS))
+    dice = random.Random(SEED)
+    async with Proxy("127.0.0.1", server_process.port, TROUBLE, seed=SEED) as proxy:
+        urls = [server_process.url, proxy.url] * (PROCESSES // 2)
+        crew = [await start("tools", url, session.path, seed, 0) for seed, url in enumerate(urls)]
+        kills = {dice.randrange(TASKS) for _kill in range(KILLS)}
+        answered: Counts[str] = Counts()
+        async for message in session.follow():
+            if message["type"] != "tool_result":
+                continue
+            if len(answered) in kills:
+                kills.discard(len(answered))
+                victim = dice.randrange(PROCESSES)
+                crew[victim].kill()
+                await crew[victim].wait()
+                crew[victim] = await start("tools", urls[victim], session.path, 100 + len(kills), 0)
+            answered[message["toolCallId"]] += 1
+            if len(answered) == TASKS:
+                break
+        await session.close()
+        assert [await process.wait() for process in crew] == [0] * PROCESSES
+
+    results = [one["result"] async for one in session.read() if one["type"] == "tool_result"]
+    assert Counts(results) == {f"call-{n}": 1 for n in range(TASKS)}

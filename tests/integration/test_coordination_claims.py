@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ import fencepost
 from fencepost import Client, Producing, Stream
 from fencepost.client import state
 from fencepost.coordination import AsyncTaskClaims, Claim, ClaimLostError, TaskClaims
+from tests.integration.auth_support import ALL, place, principal, token
 from tests.integration.coordination_support import Cutting
 from tests.serving import ServerProcess
 
@@ -284,3 +286,43 @@ async def test_heartbeats_beside_the_work_do_not_disturb_it(server_process: Serv
         other = await claims.claim("another")
         assert other is not None
         await claims.release(other)
+
+
+def test_a_holder_that_falls_silent_is_stale_by_the_clock_of_the_server(
+    ada: TaskClaims, bob: TaskClaims
+) -> None:
+    claimed(ada)
+    began = bob.get("build")
+    assert began is not None
+
+    taken = None
+    while taken is None:
+        taken = bob.claim_with_timeout("build", 1.0)
+
+    after = bob.get("build")
+    assert after is not None
+    assert (after.updated - began.updated).total_seconds() >= 1.0
+    assert (after.previous_owner, after.owner) == ("ada", "bob")
+
+
+def test_principals_hold_their_claims_against_each_other(tmp_path: Path) -> None:
+    """With authorization the server itself says who may go on and who may take over."""
+    names = ("one", "two")
+    with place(tmp_path, *(principal(name, ("jobs", ALL)) for name in names)) as here:
+        with (
+            fencepost.connect(here.process.url, token=token("one")) as first,
+            fencepost.connect(here.process.url, token=token("two")) as second,
+        ):
+            one = TaskClaims(first.create("jobs"), "one")
+            two = TaskClaims(second.stream("jobs"), "two")
+            claim = claimed(one)
+            one.heartbeat(claim)
+
+            assert two.claim("build") is None
+            assert two.claim_with_timeout("build", 0) is None, "too early for the server"
+            assert two.reclaim_stale(0) == []
+            assert one.own(claim)
+            one.release(claim)
+            second_claim = claimed(two)
+            two.complete(second_claim)
+            assert one.claim_with_timeout("build", 0) is None

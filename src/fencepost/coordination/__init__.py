@@ -5,6 +5,8 @@ Sync and async twins run the same operations; docs/adr/0011-coordination.md says
 
 from fencepost.coordination.claiming import Claim, ClaimLostError, TaskState
 from fencepost.coordination.claims import AsyncTaskClaims, TaskClaims
+from fencepost.coordination.executing import ToolCall
+from fencepost.coordination.executors import AsyncToolExecutor, ToolExecutor
 from fencepost.coordination.overrides import AsyncOverrides, Overrides
 from fencepost.coordination.resources import AsyncResources, Resources
 from fencepost.coordination.resourcing import (
@@ -19,6 +21,7 @@ __all__ = [
     "AsyncOverrides",
     "AsyncResources",
     "AsyncTaskClaims",
+    "AsyncToolExecutor",
     "Claim",
     "ClaimLostError",
     "Conflict",
@@ -28,6 +31,8 @@ __all__ = [
     "Row",
     "TaskClaims",
     "TaskState",
+    "ToolCall",
+    "ToolExecutor",
     "UpdateAbortedError",
     "UpdateContendedError",
 ]

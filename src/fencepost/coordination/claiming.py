@@ -176,6 +176,20 @@ class Claiming:
     def complete(self, claim: Claim) -> Operation[None]:
         return self._go_on(claim, "completed")
 
+    def completion(self, claim: Claim) -> Operation[Move]:
+        """The move that completes a claim, for a commit of its own; the claim has ended with it.
+
+        It is not left pending: nobody may send it without what it is committed with.
+        """
+        while claim.pending is not None:
+            yield from self._settle(claim)
+        if claim.status not in HELD:
+            raise ClaimLostError(f"the claim of {claim.task} has ended: it is {claim.status}")
+        move = self._move(claim.task, claim.epoch, claim.version + 1, "completed")
+        claim.status, claim.last = "completed", move.body
+        claim.version += 1
+        return move
+
     def _open(
         self, task: str, move: Move, producer_if: tuple[int, int] | None
     ) -> Operation[Claim | None]:
