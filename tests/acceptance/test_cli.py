@@ -449,6 +449,21 @@ def test_output_that_cannot_be_written_is_a_failure_in_words(shell: Shell, tmp_p
     assert done.stderr == b"fencepost: the output cannot be written: File too large\n"
 
 
+def test_lines_have_a_progress_bar_on_a_terminal_and_nowhere_else(shell: Shell) -> None:
+    shell.client.create("progress")
+    ours, theirs = pty.openpty()
+    with shell.started("append", "progress", "--ndjson", stderr=theirs) as feeding:
+        os.close(theirs)
+        out, _ = feeding.communicate(b"1\n2\n", timeout=WAIT_SECONDS)
+        shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    piped = shell.run("append", "progress", "--ndjson", given="3\n")
+
+    assert b"appending" in shown
+    assert b"appending" not in out
+    assert piped.stderr == ""
+
+
 def test_rm_asks_at_a_terminal_and_refuses_without_one(shell: Shell) -> None:
     shell.client.create("precious")
     assert "--yes" in shell.refusal("rm", "precious", code=2)

@@ -132,7 +132,14 @@ def code_of(error: BaseException) -> int:
         return REFUSED if error.cause is None else code_of(error.cause)
     if isinstance(error, fencepost.ConnectionFailedError | fencepost.ProtocolError):
         return UNREACHABLE
-    return REFUSED
+    return UNREACHABLE if _is_a_page(error) else REFUSED
+
+
+def _is_a_page(error: BaseException) -> bool:
+    """Whether a refusal was written for a browser: it is another server's, or of one before it."""
+    return isinstance(error, fencepost.ResponseError) and error.headers.get(
+        "content-type", ""
+    ).startswith("text/html")
 
 
 def sentence_of(error: BaseException, url: str) -> str:
@@ -151,6 +158,11 @@ def sentence_of(error: BaseException, url: str) -> str:
             )
         case fencepost.ProtocolError():
             return f"what answers at {url} is not a Fencepost server ({error}). Check the URL"
+        case fencepost.ResponseError() if _is_a_page(error):
+            return (
+                f"what answers at {url} is not a Fencepost server (status {error.status}, a page"
+                " for browsers). Check the URL, and what stands in front of the server"
+            )
         case fencepost.ResponseError():
             return f"{_reason(error)} {_advice(error)}".strip()
         case _:
@@ -329,7 +341,7 @@ def leave_when_unread() -> None:
 
     def watch() -> None:
         for _, event in waiting.poll():
-            if event & select.POLLERR:
+            if event & (select.POLLERR | select.POLLHUP):
                 os._exit(0)
 
     threading.Thread(target=watch, daemon=True, name="stdout-watch").start()

@@ -72,6 +72,13 @@ def test_a_server_that_cannot_be_reached_exits_with_3_however_deep_the_reason_li
     assert code_of(fencepost.EpochContestedError("often")) == REFUSED
 
 
+def test_another_web_server_is_no_server() -> None:
+    page = error_of(404, {"content-type": "text/html;charset=utf-8"}, b"<!DOCTYPE HTML>\n<html>")
+
+    assert code_of(page) == UNREACHABLE
+    assert sentence_of(page, URL).startswith(f"what answers at {URL} is not a Fencepost server")
+
+
 def test_text_from_elsewhere_does_not_command_the_terminal() -> None:
     assert printable("plain ü") == "plain ü"
     assert printable("\x1b[2Jgone\r\n") == "\\x1b[2Jgone\\r\\n"
