@@ -307,22 +307,22 @@ def test_a_holder_that_falls_silent_is_stale_by_the_clock_of_the_server(
 
 def test_principals_hold_their_claims_against_each_other(tmp_path: Path) -> None:
     """With authorization the server itself says who may go on and who may take over."""
-    names = ("one", "two")
-    with place(tmp_path, *(principal(name, ("jobs", ALL)) for name in names)) as here:
-        with (
-            fencepost.connect(here.process.url, token=token("one")) as first,
-            fencepost.connect(here.process.url, token=token("two")) as second,
-        ):
-            one = TaskClaims(first.create("jobs"), "one")
-            two = TaskClaims(second.stream("jobs"), "two")
-            claim = claimed(one)
-            one.heartbeat(claim)
+    both = (principal(name, ("jobs", ALL)) for name in ("one", "two"))
+    with (
+        place(tmp_path, *both) as here,
+        fencepost.connect(here.process.url, token=token("one")) as first,
+        fencepost.connect(here.process.url, token=token("two")) as second,
+    ):
+        one = TaskClaims(first.create("jobs"), "one")
+        two = TaskClaims(second.stream("jobs"), "two")
+        claim = claimed(one)
+        one.heartbeat(claim)
 
-            assert two.claim("build") is None
-            assert two.claim_with_timeout("build", 0) is None, "too early for the server"
-            assert two.reclaim_stale(0) == []
-            assert one.own(claim)
-            one.release(claim)
-            second_claim = claimed(two)
-            two.complete(second_claim)
-            assert one.claim_with_timeout("build", 0) is None
+        assert two.claim("build") is None
+        assert two.claim_with_timeout("build", 0) is None, "too early for the server"
+        assert two.reclaim_stale(0) == []
+        assert one.own(claim)
+        one.release(claim)
+        second_claim = claimed(two)
+        two.complete(second_claim)
+        assert one.claim_with_timeout("build", 0) is None

@@ -269,6 +269,7 @@ class Materializing:
 
     def refresh(self) -> Operation[None]:
         """Take in everything up to the tail."""
+        yield from self.shut()
         reader: Reader[Any] = Reader(self._settings, self._path, self.offset, None)
         while (batch := (yield from reader.next())) is not None:
             for _message in self._take(batch):
@@ -280,17 +281,16 @@ class Materializing:
     def next(self, live: Live, patience: float | None) -> Operation[Change | Control | None]:
         """The next message, which the rows have in them; None once the stream is closed."""
         while not self._taken:
-            follower = self._follower
-            if follower is None or follower.offset != self.offset:
-                yield from self.shut()
-                follower = Follower(
+            if self._follower is None:
+                self._follower = Follower(
                     self._settings, self._path, self.offset, None, live=live, patience=patience
                 )
-                self._follower = follower
-            batch = yield from follower.next()
+            batch = yield from self._follower.next()
             if batch is None:
                 return None
             self._taken.extend(self._take(batch))
+            if self.offset != batch.next_offset:
+                yield from self.shut()  # a reset sent us elsewhere
         return self._taken.popleft()
 
     def shut(self) -> Operation[None]:

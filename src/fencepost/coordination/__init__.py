@@ -12,6 +12,7 @@ from fencepost.coordination.resources import AsyncResources, Resources
 from fencepost.coordination.resourcing import (
     Conflict,
     Merge,
+    Resolution,
     Row,
     UpdateAbortedError,
     UpdateContendedError,
@@ -27,6 +28,7 @@ __all__ = [
     "Conflict",
     "Merge",
     "Overrides",
+    "Resolution",
     "Resources",
     "Row",
     "TaskClaims",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from fencepost.client.aio import AsyncStream
 from fencepost.client.sync import Stream
@@ -23,6 +23,12 @@ class Resources(Generic[T]):
         kind: What values are: a msgspec Struct, a dataclass, or anything else that msgspec converts
             an object to. Without it they are dicts.
     """
+
+    @overload
+    def __init__(self: Resources[dict[str, Any]], stream: Stream, type: str) -> None: ...
+
+    @overload
+    def __init__(self, stream: Stream, type: str, kind: type[T]) -> None: ...
 
     def __init__(self, stream: Stream, type: str, kind: type[T] | None = None) -> None:
         self._driver = stream._driver
@@ -85,6 +91,12 @@ class AsyncResources(Generic[T]):
         kind: What values are: a msgspec Struct, a dataclass, or anything else that msgspec converts
             an object to. Without it they are dicts.
     """
+
+    @overload
+    def __init__(self: AsyncResources[dict[str, Any]], stream: AsyncStream, type: str) -> None: ...
+
+    @overload
+    def __init__(self, stream: AsyncStream, type: str, kind: type[T]) -> None: ...
 
     def __init__(self, stream: AsyncStream, type: str, kind: type[T] | None = None) -> None:
         self._driver = stream._driver
