@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 from types import TracebackType
@@ -54,13 +55,21 @@ class Cutting:
             carrier.join()
 
     def _carry(self, connection: socket.socket) -> None:
-        """One request at a time, as the sync client sends them."""
+        """Both ways, as bytes come; a request begins with the first ones after an answer."""
         with connection, socket.create_connection(("127.0.0.1", self._server.port)) as upstream:
-            while request := connection.recv(1 << 20):
-                self.requests += 1
-                upstream.sendall(request)
-                answer = upstream.recv(1 << 20)
-                if self.answers_lost:
-                    self.answers_lost -= 1
-                    return
-                connection.sendall(answer)
+            asked = False
+            while True:
+                for ready in select.select([connection, upstream], [], [])[0]:
+                    data = ready.recv(1 << 20)
+                    if not data:
+                        return
+                    if ready is connection:
+                        self.requests += not asked
+                        asked = True
+                        upstream.sendall(data)
+                        continue
+                    asked = False
+                    if self.answers_lost:
+                        self.answers_lost -= 1
+                        return
+                    connection.sendall(data)
