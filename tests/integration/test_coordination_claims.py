@@ -214,6 +214,19 @@ def test_a_deleted_stream_is_forgotten(client: Client, ada: TaskClaims, bob: Tas
     assert bob.claim("build") is not None
 
 
+def test_winning_and_losing_a_race_is_one_request(
+    server_process: ServerProcess, jobs: Stream, ada: TaskClaims
+) -> None:
+    claimed(ada, "lost")
+    with Cutting(server_process) as counting, fencepost.connect(counting.url) as near:
+        bob = TaskClaims(near.stream(jobs.path), "bob")
+
+        assert bob.claim("lost") is None
+        assert bob.claim("won") is not None
+
+        assert counting.requests == 2
+
+
 def test_of_many_that_race_one_wins_each_time(jobs: Stream) -> None:
     actors = [TaskClaims(jobs, f"actor-{number}") for number in range(8)]
     barrier = threading.Barrier(len(actors))

@@ -29,12 +29,14 @@ import msgspec
 from fencepost.client import state
 from fencepost.client.effects import Operation
 from fencepost.client.errors import FencepostError, ResponseError
-from fencepost.client.operations import Producing
+from fencepost.client.operations import Condition, Producing
 from fencepost.client.settings import ClientSettings
 from fencepost.coordination.entries import (
     Entries,
     Entry,
     Move,
+    Verdict,
+    attempt,
     instant,
     make,
     new_move,
@@ -123,36 +125,49 @@ class Claiming:
 
     def claim(self, task: str) -> Operation[Claim | None]:
         """The task as a claim of ours; None when another holds it or it is completed."""
-        pending = self._pending.pop(task, None)
-        if pending is not None:
-            claim = yield from self._open(task, *pending)
-            if claim is not None:
-                return claim
-        fresh = False
-        for _race in range(RACES_MAX):
-            known = self.known(task)
-            if known is None or known.is_free:
-                place = (0, 0) if known is None else (known.epoch, known.version + 1)
-                claim = yield from self._open(task, self._move(task, *place, "claimed"), None)
-                if claim is not None or (known is None and fresh):
-                    return claim
-            elif fresh:
-                return None
-            yield from self.refresh()
-            fresh = True
-        return None
+        claim, _read = yield from self._compete(task)
+        return claim
 
     def claim_with_timeout(self, task: str, timeout: float) -> Operation[Claim | None]:
         """The same, and a claim whose holder was silent for `timeout` seconds is taken over."""
-        claim = yield from self.claim(task)
-        known = self.known(task)
-        if claim is not None or known is None or not known.is_held:
+        claim, read = yield from self._compete(task)
+        if claim is not None:
             return claim
+        if not read:
+            yield from self.refresh()
+        known = self.known(task)
+        if known is None or not known.is_held:
+            return None
         now_ms = yield from server_now_ms(self._settings)
         if not self._is_stale(known, now_ms, timeout):
             return None
         move = self._move(task, known.epoch + 1, 0, "claimed", previous_owner=known.owner)
-        return (yield from self._open(task, move, (known.epoch, known.version)))
+        taken = yield from self._open(task, move, (known.epoch, known.version))
+        return taken if isinstance(taken, Claim) else None
+
+    def _compete(self, task: str) -> Operation[tuple[Claim | None, bool]]:
+        """Race for a task that is free; with the claim, whether the stream was read for it."""
+        pending = self._pending.pop(task, None)
+        if pending is not None:
+            again = yield from self._open(task, *pending)
+            if isinstance(again, Claim):
+                return again, False
+        read = False
+        for _race in range(RACES_MAX):
+            known = self.known(task)
+            if known is None or known.is_free:
+                place = (0, 0) if known is None else (known.epoch, known.version + 1)
+                opened = yield from self._open(task, self._move(task, *place, "claimed"), None)
+                if isinstance(opened, Claim):
+                    return opened, read
+                # Only a claim can follow what is free: the one that took this number holds it.
+                if opened == "taken" or (known is None and read):
+                    return None, False
+            elif read:
+                return None, True
+            yield from self.refresh()
+            read = True
+        return None, False
 
     def own(self, claim: Claim) -> Operation[bool]:
         """Whether the task still is ours, by sending our newest move again; nothing is read."""
@@ -192,17 +207,18 @@ class Claiming:
 
     def _open(
         self, task: str, move: Move, producer_if: tuple[int, int] | None
-    ) -> Operation[Claim | None]:
+    ) -> Operation[Claim | Verdict]:
         """Try to become the holder. A move whose answer is not known is the next one to send."""
+        condition = Condition(producer=move.producer, producer_if=producer_if)
         try:
-            mine = yield from make(self._settings, self._path, move, producer_if=producer_if)
+            verdict = yield from attempt(self._settings, self._path, move, condition)
         except BaseException as error:
             refused = isinstance(error, ResponseError) and not error.uncertain
             if not refused:
                 self._pending[task] = (move, producer_if)
             raise
-        if not mine:
-            return None
+        if verdict != "mine":
+            return verdict
         at = move.producer
         return Claim(task, self._owner, at.epoch, at.seq, "claimed", move.body)
 

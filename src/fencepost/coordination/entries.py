@@ -175,6 +175,10 @@ def new_move(
     return Move(producer, b"[%b]" % _ENCODER.encode(change), change)
 
 
+Verdict = Literal["mine", "taken", "lost"]
+"""Of a move: it is the accepted one; another is, and is the newest; or the entity is elsewhere."""
+
+
 def make(
     settings: ClientSettings,
     path: str,
@@ -188,15 +192,24 @@ def make(
     condition = Condition(
         producer=move.producer, producer_if=producer_if, claim_end=claim_end, reason=reason
     )
+    return (yield from attempt(settings, path, move, condition)) == "mine"
+
+
+def attempt(
+    settings: ClientSettings, path: str, move: Move, condition: Condition
+) -> Operation[Verdict]:
+    """Send a move, and say what became of it."""
     try:
         done = yield from operations.append(settings, path, move.body, JSON, condition)
     except (StaleEpochError, SequenceGapError, ProducerMovedError):
-        return False
+        return "lost"
     except ForbiddenError as error:
         if error.code in HELD:
-            return False
+            return "lost"
         raise
-    return not done.duplicate or done.matches is True
+    if not done.duplicate or done.matches is True:
+        return "mine"
+    return "taken" if (done.epoch, done.seq) == (move.producer.epoch, move.producer.seq) else "lost"
 
 
 def server_now_ms(settings: ClientSettings) -> Operation[int]:
