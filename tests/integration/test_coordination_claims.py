@@ -195,6 +195,20 @@ def test_messages_that_others_wrote_do_not_count(
     assert [one.owner for one in bob.open()] == ["ada"]
 
 
+def test_a_claim_of_another_making_holds_the_task_and_disturbs_nobody(
+    jobs: Stream, ada: TaskClaims
+) -> None:
+    strange = {"holder": "eve", "epoch": 0, "version": 0}
+    jobs.append(
+        state.insert("task_claim", "build", strange), producer=Producing("task:build", 0, 0)
+    )
+
+    assert ada.claim("build") is None
+    assert ada.claim_with_timeout("build", 0) is None
+    assert ada.open() == []
+    claimed(ada, "another")
+
+
 @pytest.mark.parametrize("name", ["a:b", "a/b*", "ünï", "x" * 200])
 def test_tasks_may_have_any_name(ada: TaskClaims, bob: TaskClaims, name: str) -> None:
     claim = claimed(ada, name)

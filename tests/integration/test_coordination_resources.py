@@ -184,6 +184,14 @@ def test_values_are_objects_of_their_type(stream: Stream) -> None:
         wrong.update("c", lambda _none: None)
 
 
+def test_a_value_that_is_not_of_its_type_is_told_by_its_key(stream: Stream) -> None:
+    plain: Resources[dict[str, Any]] = Resources(stream, "counter")
+    plain.update("visits", lambda _none: {"count": "many"})
+
+    with pytest.raises(state.StateMessageError, match="counter/visits is no Counter"):
+        Resources(stream, "counter", Counter).get("visits")
+
+
 def test_types_share_a_stream_and_not_their_keys(stream: Stream) -> None:
     left, right = Resources(stream, "a:b", Counter), Resources(stream, "a", Counter)
     left.update("c", more)

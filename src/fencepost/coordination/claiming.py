@@ -330,7 +330,13 @@ class Claiming:
         return Producing(claim_id(self._kind, task), epoch, version)
 
     def _id_of(self, change: state.Change) -> str | None:
-        return claim_id(self._kind, change.key) if change.type == self._type else None
+        if change.type != self._type:
+            return None
+        try:
+            msgspec.convert(change.value, _Value)
+        except msgspec.ValidationError:
+            return None  # somebody else's idea of a claim holds the task, and tells us nothing
+        return claim_id(self._kind, change.key)
 
 
 _ONE = list[state.Change]

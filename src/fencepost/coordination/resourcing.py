@@ -126,8 +126,16 @@ class Resourcing(Generic[T]):
         if entry is None or entry.change.operation == "delete":
             return None
         fields = {name: one for name, one in entry.value.items() if name not in self._hidden}
-        value: T = fields if self._kind is None else msgspec.convert(fields, self._kind)  # type: ignore[assignment]
-        return value
+        if self._kind is None:
+            plain: Any = fields
+            return plain  # type: ignore[no-any-return]
+        try:
+            return msgspec.convert(fields, self._kind)
+        except msgspec.ValidationError as error:
+            change = entry.change
+            raise state.StateMessageError(
+                f"the value of {change.type}/{change.key} is no {self._kind.__name__}: {error}"
+            ) from None
 
     def _row(self, entry: Entry) -> Row[T] | None:
         value = self.value(entry)
