@@ -206,7 +206,6 @@ class AsyncStream:
         producer: Producing | None = None,
         producer_if: tuple[int, int] | None = None,
         strict: bool = False,
-        lease_token: str | None = None,
         retry: bool = True,
     ) -> Appended:
         """Store one message: any JSON value, or bytes or text where the stream is not JSON.
@@ -224,7 +223,6 @@ class AsyncStream:
             producer: A producer's id, epoch and sequence number instead of a key.
             producer_if: The epoch and seq where the producer must be.
             strict: Refuse a duplicate of the producer that has other bytes.
-            lease_token: The lease that must still be held.
         """
         body = operations.encode_message(data, self.content_type)
         condition = Condition(
@@ -237,7 +235,6 @@ class AsyncStream:
             producer=producer,
             producer_if=producer_if,
             strict=strict,
-            lease_token=lease_token,
         )
         return await self._append(body, condition, retry=retry)
 
@@ -254,7 +251,6 @@ class AsyncStream:
         producer: Producing | None = None,
         producer_if: tuple[int, int] | None = None,
         strict: bool = False,
-        lease_token: str | None = None,
         retry: bool = True,
     ) -> Appended:
         """Store several messages in one step, all or none; the options are those of `append`."""
@@ -269,7 +265,6 @@ class AsyncStream:
             producer=producer,
             producer_if=producer_if,
             strict=strict,
-            lease_token=lease_token,
         )
         return await self._append(body, condition, retry=retry)
 

@@ -91,7 +91,6 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     producer: Producing | None = None
     producer_if: tuple[int, int] | None = None
     strict: bool = False
-    lease_token: str | None = None
     claim_end: Literal["released", "completed"] | None = None
     """The holder of a claimed producer id gives it up with this append."""
     reason: str | None = None
@@ -119,8 +118,6 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             headers.append(("Producer-If", "{}.{}".format(*self.producer_if)))
         if self.strict:
             headers.append(("Producer-Strict", "true"))
-        if self.lease_token is not None:
-            headers.append(("Lease-Token", self.lease_token))
         if self.claim_end is not None:
             headers.append(("Claim-End", self.claim_end))
         if self.reason is not None:
@@ -285,7 +282,6 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     if_none_match: Literal["*"] | None = None
     auto_create: bool = False
     key: str | None = None
-    lease_token: str | None = None
     claim_end: Literal["released", "completed"] | None = None
 
     def document(self) -> dict[str, Any]:
@@ -318,7 +314,6 @@ _PLAIN = (
     "if_none_match",
     "auto_create",
     "key",
-    "lease_token",
     "claim_end",
 )
 

@@ -204,7 +204,6 @@ class Stream:
         producer: Producing | None = None,
         producer_if: tuple[int, int] | None = None,
         strict: bool = False,
-        lease_token: str | None = None,
         retry: bool = True,
     ) -> Appended:
         """Store one message: any JSON value, or bytes or text where the stream is not JSON.
@@ -222,7 +221,6 @@ class Stream:
             producer: A producer's id, epoch and sequence number instead of a key.
             producer_if: The epoch and seq where the producer must be.
             strict: Refuse a duplicate of the producer that has other bytes.
-            lease_token: The lease that must still be held.
         """
         body = operations.encode_message(data, self.content_type)
         condition = Condition(
@@ -235,7 +233,6 @@ class Stream:
             producer=producer,
             producer_if=producer_if,
             strict=strict,
-            lease_token=lease_token,
         )
         return self._append(body, condition, retry=retry)
 
@@ -252,7 +249,6 @@ class Stream:
         producer: Producing | None = None,
         producer_if: tuple[int, int] | None = None,
         strict: bool = False,
-        lease_token: str | None = None,
         retry: bool = True,
     ) -> Appended:
         """Store several messages in one step, all or none; the options are those of `append`."""
@@ -267,7 +263,6 @@ class Stream:
             producer=producer,
             producer_if=producer_if,
             strict=strict,
-            lease_token=lease_token,
         )
         return self._append(body, condition, retry=retry)
 

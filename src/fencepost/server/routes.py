@@ -183,7 +183,6 @@ _REQUEST_HEADERS = ", ".join(
         "If-Match",
         "If-None-Match",
         "Idempotency-Key",
-        "Lease-Token",
         "Producer-Epoch",
         "Producer-Id",
         "Producer-If",
