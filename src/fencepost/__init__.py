@@ -51,6 +51,7 @@ from fencepost.client.errors import (
     TooLargeError,
     UnauthorizedError,
     UnavailableError,
+    UnreadableError,
 )
 from fencepost.client.handles import AsyncDelivery, Delivery
 from fencepost.client.operations import CommitAppend, Producing
@@ -155,6 +156,7 @@ __all__ = [
     "TooLargeError",
     "UnauthorizedError",
     "UnavailableError",
+    "UnreadableError",
     "connect",
     "connect_async",
 ]

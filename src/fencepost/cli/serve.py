@@ -82,8 +82,15 @@ def serve(
 async def _serve(settings: ServerSettings, store: SqliteSettings, host: str, port: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        stop.set()
+        # A second Ctrl-C does not wait for anybody: whatever was answered is on disk.
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled)
 
     def ready(url: str) -> None:
         print(f"fencepost is listening on {url}", flush=True)

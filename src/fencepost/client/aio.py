@@ -462,10 +462,11 @@ class AsyncReading(Generic[T]):
 
     async def bytes(self) -> bytes:
         """Everything as it came, in one piece; of a JSON stream, an array."""
+        self._cursor.leave_undecoded()
         pieces = [batch async for batch in self.batches()]
         if operations.is_json(self.content_type or ""):
             inner = (piece.data.strip()[1:-1].strip() for piece in pieces)
-            return b"[%b]" % b",".join(inner)
+            return b"[%b]" % b",".join(filter(None, inner))
         return b"".join(piece.data for piece in pieces)
 
     async def text(self) -> str:

@@ -25,6 +25,10 @@ class ProtocolError(FencepostError):
     """The other side does not speak HTTP or this protocol. Check the URL."""
 
 
+class UnreadableError(FencepostError):
+    """A message is not what it was read as. Read the stream as bytes, or as another type."""
+
+
 class ConnectionFailedError(FencepostError):
     """The server could not be reached, or the connection broke. Retry when it is back.
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from fencepost.client.decoding import json_messages, log_entries, text_messages
 from fencepost.client.effects import Channel, Next, Open, Operation, Shut, Sleep
 from fencepost.client.errors import (
     ConnectionFailedError,
@@ -25,7 +26,7 @@ from fencepost.client.errors import (
 )
 from fencepost.client.http import Request, Response, target_of
 from fencepost.client.operations import is_json, media_type, stream_target
-from fencepost.client.results import Batch, LogEntry, LogPage
+from fencepost.client.results import Batch, LogPage
 from fencepost.client.retry import REPEATED, Kind, dressed, exchange, retry_after
 from fencepost.client.settings import ClientSettings
 from fencepost.client.sse import EventParser
@@ -46,14 +47,20 @@ class Cursor(Generic[T]):
         self._path = path
         self._kind = kind
         self._decode: Callable[[bytes], list[T]] | None = None
+        self._undecoded = False
         self.offset = offset or START
         self.content_type: str | None = None
         self.ended = False
 
+    def leave_undecoded(self) -> None:
+        """From here on only the bytes of batches are wanted: their messages are not looked into."""
+        self._undecoded = True
+        self._decode = None
+
     def _learn(self, content_type: str) -> None:
         if self._decode is None:
             self.content_type = content_type
-            self._decode = decoder(content_type, self._kind)
+            self._decode = whole if self._undecoded else decoder(content_type, self._kind)
 
     def _batch(self, data: bytes, next_offset: str, *, up_to_date: bool, closed: bool) -> Batch[T]:
         assert self._decode is not None
@@ -90,13 +97,18 @@ class Cursor(Generic[T]):
         return (yield from exchange(self._settings, request, Kind.READ)).response
 
 
+def whole(data: bytes) -> list[Any]:
+    """A body as it came, as if it were one message."""
+    return [data]
+
+
 def decoder(content_type: str, kind: Any) -> Callable[[bytes], list[Any]]:
     """How a body of this type becomes messages."""
     if is_json(content_type):
-        return msgspec.json.Decoder(list[kind] if kind is not None else list[Any]).decode
+        return json_messages(kind)
     if media_type(content_type).startswith("text/"):
-        return lambda data: [data.decode()]
-    return lambda data: [data]
+        return text_messages
+    return whole
 
 
 class Reader(Cursor[T]):
@@ -354,11 +366,8 @@ class LogReader:
         if following is None or head is None:
             raise ProtocolError("the answer has no Log-Next: this server may have no log")
         return LogPage(
-            entries=_LINES.decode_lines(response.body),
+            entries=log_entries(response.body),
             next=following,
             head=head,
             up_to_date=response.is_true("log-up-to-date"),
         )
-
-
-_LINES = msgspec.json.Decoder(LogEntry)

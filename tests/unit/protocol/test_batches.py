@@ -15,6 +15,7 @@ from fencepost.protocol.batches import (
     bytes_batch,
     cut,
     digest,
+    holds_more_than,
     json_batch,
     message_lengths,
 )
@@ -202,3 +203,25 @@ def test_a_digest_tells_requests_apart_by_type_close_flag_and_bytes(
 
     assert (digest(*one, data) == digest(*other, more)) == same
     assert len(digest(*one, data)) == DIGEST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("body", "holds_more"),
+    [
+        (b"[1,2]", False),
+        (b"[1,2,3]", True),
+        (b" [ 1 , 2 , 3 ] ", True),
+        (b"[[1,2,3],[4,5,6]]", False),
+        (b'["a,b,c,d"]', False),
+        (b'{"a": [1,2,3,4]}', False),
+        (b"[%b,1,2]" % (b"9" * 5000), True),
+        (b"[1,2,", True),
+        (b"[1,,,,]", False),
+        (b'[1,2,"\xff"]', False),
+    ],
+)
+def test_too_many_messages_are_counted_without_splitting_them(
+    body: bytes, holds_more: bool
+) -> None:
+    """What is not JSON is left to the parser, which stops no later than the count would."""
+    assert holds_more_than(body, 2) is holds_more

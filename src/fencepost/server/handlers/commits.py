@@ -271,8 +271,7 @@ def _too_large(what: str, name: str, limit: int) -> RefusedError:
         413,
         "commit_too_large",
         "Too large",
-        f"at most {limit} {what} ({name}): send fewer rows at a time, such as with a smaller"
-        " maxRowsPerTrigger",
+        f"at most {limit} {what} ({name}): split the commit, or raise the limit",
     )
 
 

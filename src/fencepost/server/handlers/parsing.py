@@ -14,7 +14,14 @@ from typing import Literal
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fencepost.protocol.appends import NO_CONDITIONS, Append, Conditions, ProducerTuple
-from fencepost.protocol.batches import Batch, Malformed, bytes_batch, digest, json_batch
+from fencepost.protocol.batches import (
+    Batch,
+    Malformed,
+    bytes_batch,
+    digest,
+    holds_more_than,
+    json_batch,
+)
 from fencepost.protocol.claims import Actor
 from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.grants import AUDIT
@@ -372,10 +379,7 @@ def batch_of(body: bytes, media: str, limits: Limits) -> Batch | None:
     """The messages of a body; None for an empty JSON array."""
     if media != JSON:
         return bytes_batch(body)
-    batch = json_batch(body)
-    if isinstance(batch, Malformed):
-        raise bad("json_invalid", batch.detail)
-    if batch is not None and batch.messages > limits.messages_per_append_max:
+    if holds_more_than(body, limits.messages_per_append_max):
         raise RefusedError(
             413,
             "batch_too_large",
@@ -383,6 +387,9 @@ def batch_of(body: bytes, media: str, limits: Limits) -> Batch | None:
             f"one append has at most {limits.messages_per_append_max} messages"
             " (messages_per_append_max)",
         )
+    batch = json_batch(body)
+    if isinstance(batch, Malformed):
+        raise bad("json_invalid", batch.detail)
     return batch
 
 

@@ -129,7 +129,8 @@ def fold(connection: apsw.Connection) -> None:
 def make_folder(folder: Path) -> None:
     """Make the data folder so that it is still there after a power loss."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    # Whoever may read the folder may read every stream, so it is its owner's alone.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in made:
         parent = os.open(path.parent, os.O_RDONLY)
         try:
