@@ -22,7 +22,9 @@ from rich.table import Table
 
 import fencepost
 from benchmarks.subjects import OURS, running
+from fencepost.coordination import AsyncTaskClaims
 
+ACTORS = 16
 MESSAGE = {"order": 1234567, "pad": "x" * 74}
 assert len(json.dumps(MESSAGE, separators=(",", ":"))) == 100
 
@@ -32,6 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.client")
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--peer-messages", type=int, default=100_000)
+    parser.add_argument("--tasks", type=int, default=500)
     parser.add_argument("--requests", type=int, default=3_000)
     parser.add_argument("--data", type=Path, default=None)
     options = parser.parse_args()
@@ -51,12 +54,33 @@ def main() -> int:
         for live in ("sse", "long-poll"):
             p50, p99 = _latency(url, live, 1_000)
             table.add_row(f"append to follower, {live}", f"{p50:.2f} / {p99:.2f} ms", "p50/p99")
+        tried, won = asyncio.run(_claims(url, options.tasks))
+        table.add_row(
+            f"claims, {ACTORS} actors compete", f"{won:,.0f} claims/s", f"{tried:,.0f} tries/s"
+        )
         _make_asked(url)
         for name, measure in _libraries().items():
             each = measure(url, options.requests)
             table.add_row(f"one HEAD: {name}", f"{each * 1e6:,.0f} us", "no disk")
     Console().print(table)
     return 0
+
+
+async def _claims(url: str, tasks: int) -> tuple[float, float]:
+    """Actors who all want every task, in the same order: tries and won claims per second."""
+    async with fencepost.connect_async(url) as client:
+        stream = await client.create("bench/claims")
+
+        async def act(actor: int) -> int:
+            claims = AsyncTaskClaims(stream, f"actor-{actor}")
+            won = [await claims.claim(f"task-{task}") for task in range(tasks)]
+            return sum(claim is not None for claim in won)
+
+        began = time.perf_counter()
+        won = sum(await asyncio.gather(*(act(actor) for actor in range(ACTORS))))
+        took = time.perf_counter() - began
+    assert won == tasks, f"{won} claims on {tasks} tasks"
+    return ACTORS * tasks / took, won / took
 
 
 def _sync_producer(url: str, count: int) -> float:

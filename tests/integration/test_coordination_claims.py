@@ -353,3 +353,44 @@ def test_principals_hold_their_claims_against_each_other(tmp_path: Path) -> None
         second_claim = claimed(two)
         two.complete(second_claim)
         assert one.claim_with_timeout("build", 0) is None
+
+
+def test_a_service_puts_the_tasks_of_silent_holders_back_until_it_is_stopped(
+    ada: TaskClaims, bob: TaskClaims
+) -> None:
+    lost = claimed(bob)
+    stop = threading.Event()
+    put_back: list[str] = []
+
+    def told(tasks: list[str]) -> None:
+        put_back.extend(tasks)
+        stop.set()
+
+    ada.keep_reclaiming(stop, timeout=0, every=0.05, on_reclaimed=told)
+
+    assert put_back == ["build"]
+    assert not bob.own(lost)
+    assert claimed(ada).task == "build"
+
+
+async def test_the_service_waits_for_a_server_that_is_away(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        async with fencepost.connect_async(server.url) as client:
+            jobs = await client.create("jobs")
+            ada = AsyncTaskClaims(jobs, "ada")
+            assert await ada.claim("build") is not None
+            server.kill()
+            stop = asyncio.Event()
+            put_back: list[str] = []
+
+            def told(tasks: list[str]) -> None:
+                put_back.extend(tasks)
+                stop.set()
+
+            service = asyncio.create_task(
+                ada.keep_reclaiming(stop, timeout=0, every=0.05, on_reclaimed=told)
+            )
+            await asyncio.to_thread(server.start)
+            await asyncio.wait_for(service, 30)
+
+    assert put_back == ["build"]

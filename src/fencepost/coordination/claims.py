@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
 from fencepost.client.aio import AsyncStream
+from fencepost.client.errors import ConnectionFailedError, OutcomeUnknownError, UnavailableError
 from fencepost.client.sync import Stream
 from fencepost.coordination.claiming import Claim, Claiming, Kind, TaskState
 
@@ -65,6 +71,27 @@ class TaskClaims:
         """Make stale tasks available again, and say which; call it now and then, anywhere."""
         return self._driver.run(self._core.reclaim_stale(timeout))
 
+    def keep_reclaiming(
+        self,
+        stop: threading.Event,
+        *,
+        timeout: float = RECLAIM_SECONDS,
+        every: float = RECLAIM_SECONDS / 4,
+        on_reclaimed: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        """Be the service that puts the tasks of silent holders back, until `stop` is set.
+
+        Any number may run: each task is put back once. A server that is away is waited for.
+        """
+        while not stop.is_set():
+            try:
+                reclaimed = self.reclaim_stale(timeout)
+            except (ConnectionFailedError, UnavailableError, OutcomeUnknownError):
+                reclaimed = []  # whatever is stale now will be stale in the next round
+            if reclaimed and on_reclaimed is not None:
+                on_reclaimed(reclaimed)
+            stop.wait(every)
+
 
 class AsyncTaskClaims:
     """The claims of one actor on one stream: of many actors, one at a time has a task.
@@ -118,3 +145,25 @@ class AsyncTaskClaims:
     async def reclaim_stale(self, timeout: float = RECLAIM_SECONDS) -> list[str]:
         """Make stale tasks available again, and say which; call it now and then, anywhere."""
         return await self._driver.run(self._core.reclaim_stale(timeout))
+
+    async def keep_reclaiming(
+        self,
+        stop: asyncio.Event,
+        *,
+        timeout: float = RECLAIM_SECONDS,
+        every: float = RECLAIM_SECONDS / 4,
+        on_reclaimed: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        """Be the service that puts the tasks of silent holders back, until `stop` is set.
+
+        Any number may run: each task is put back once. A server that is away is waited for.
+        """
+        while not stop.is_set():
+            try:
+                reclaimed = await self.reclaim_stale(timeout)
+            except (ConnectionFailedError, UnavailableError, OutcomeUnknownError):
+                reclaimed = []  # whatever is stale now will be stale in the next round
+            if reclaimed and on_reclaimed is not None:
+                on_reclaimed(reclaimed)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), every)

@@ -34,6 +34,7 @@ def test_sync_and_async_have_the_same_names_signatures_and_docs(
         assert type(ours) is type(theirs), name
         if inspect.isfunction(ours):
             seen = str(inspect.signature(theirs)).replace("Async", "").replace("Awaitable", "")
+            seen = seen.replace("asyncio.Event", "threading.Event")
             assert str(inspect.signature(ours)) == seen, name
         assert inspect.getdoc(ours) == inspect.getdoc(theirs), name
     assert inspect.getdoc(sync) == inspect.getdoc(asynchronous)
