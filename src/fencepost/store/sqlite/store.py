@@ -139,7 +139,7 @@ class SqliteStore:
         self._listeners: list[Listener] = []
         self._watchers: list[Watcher] = []
         self.counts = Counts()
-        self.wal_pages = 0
+        self.wal_pages = self._folded_pages = 0
         self.wal_grown = asyncio.Event()
         """Set when the write-ahead log is long enough to be folded in."""
         self._writer.connection.set_wal_hook(self._wal_written)
@@ -580,6 +580,15 @@ class SqliteStore:
         self.ledger.staging.drop(self.commits.group, part)
         await self.durable()
 
+    def _watch_log(self) -> None:
+        """Have the write-ahead log folded in whenever it has grown by so much since last time."""
+        if self.wal_pages < self._folded_pages:
+            self._folded_pages = 0  # it started anew
+        grown_bytes = (self.wal_pages - self._folded_pages) * PAGE_BYTES
+        if grown_bytes >= self.settings.checkpoint_wal_bytes:
+            self._folded_pages = self.wal_pages
+            self.wal_grown.set()
+
     def _wal_written(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         """SQLite tells after each commit how long the write-ahead log is."""
         self.wal_pages = pages
@@ -594,8 +603,7 @@ class SqliteStore:
         self.ledger.seal(group)
 
     def committed(self, group: LedgerGroup) -> None:
-        if self.wal_pages * PAGE_BYTES >= self.settings.checkpoint_wal_bytes:
-            self.wal_grown.set()
+        self._watch_log()
         published = self.ledger.committed(group)
         for listener in self._listeners:
             listener(published)
