@@ -52,9 +52,13 @@ from fencepost.client.errors import (
     UnauthorizedError,
     UnavailableError,
     UnreadableError,
+    WriterFencedError,
+    WriterHeldError,
+    WriterNotFoundError,
+    WriterQueryChangedError,
 )
 from fencepost.client.handles import AsyncDelivery, Delivery
-from fencepost.client.operations import CommitAppend, Producing
+from fencepost.client.operations import CommitAppend, Producing, WriterBatch
 from fencepost.client.producer import IdempotentProducer
 from fencepost.client.producing import PendingBatch
 from fencepost.client.results import (
@@ -74,6 +78,7 @@ from fencepost.client.results import (
     Split,
     Staged,
     StreamInfo,
+    WriterInfo,
 )
 from fencepost.client.settings import NO_RETRIES, Retries, Timeouts
 from fencepost.client.sync import Client, Listing, LogReading, Reading, Stream
@@ -157,6 +162,12 @@ __all__ = [
     "UnauthorizedError",
     "UnavailableError",
     "UnreadableError",
+    "WriterBatch",
+    "WriterFencedError",
+    "WriterHeldError",
+    "WriterInfo",
+    "WriterNotFoundError",
+    "WriterQueryChangedError",
     "connect",
     "connect_async",
 ]

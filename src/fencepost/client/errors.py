@@ -72,6 +72,8 @@ class ResponseError(FencepostError):
         self.code = code
         self.detail = detail
         self.headers = headers
+        self.problem = problem
+        """All fields of the refusal: some codes come with facts of their own."""
         self.item: int | None = problem.get("item")
         """In a commit: which of its appends was refused."""
         self.uncertain = 0
@@ -203,6 +205,34 @@ class PartError(ConflictError):
     """A staged part is missing, incomplete, used or other than before; the code says which."""
 
 
+class WriterNotFoundError(ResponseError):
+    """There is no such writer: nobody opened it, or it was forgotten. Open a run of it."""
+
+
+class WriterQueryChangedError(ConflictError):
+    """The name is the writer of `query`, which came to `batch`, and your batches count anew.
+
+    Go on with that query, use another name, or open with `allow_new` if what it wrote may stay
+    as it is and everything of yours is to be written.
+    """
+
+    @property
+    def query(self) -> str | None:
+        return self.problem.get("query")
+
+    @property
+    def batch(self) -> int | None:
+        return self.problem.get("batch")
+
+
+class WriterFencedError(ConflictError):
+    """A newer run of this writer has begun, in `epoch`. Stop: the other one writes now."""
+
+    @property
+    def epoch(self) -> int | None:
+        return self.problem.get("epoch")
+
+
 class PreconditionFailedError(ResponseError):
     """What was assumed does not hold, and nothing has happened. Look again, then decide again."""
 
@@ -237,6 +267,10 @@ class StaleEpochError(ForbiddenError):
     @property
     def epoch(self) -> int | None:
         return self._integer("producer-epoch")
+
+
+class WriterHeldError(ForbiddenError):
+    """The writer is another principal's. Use another name."""
 
 
 class RateLimitedError(ResponseError):
@@ -313,6 +347,11 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "part_committed": PartError,
     "part_incomplete": PartError,
     "part_repeated": PartError,
+    "part_type_mismatch": PartError,
+    "writer_not_found": WriterNotFoundError,
+    "writer_query_changed": WriterQueryChangedError,
+    "writer_fenced": WriterFencedError,
+    "writer_held": WriterHeldError,
     "tail_moved": TailMovedError,
     "producer_moved": ProducerMovedError,
     "storage_full": StorageFullError,

@@ -272,7 +272,9 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     stream: str
     messages: list[Any] = []
     content_type: str = JSON
-    parts: list[tuple[str, str]] = []
+    parts: list[tuple[str, str] | tuple[str, str, int]] = []
+    """Staged parts in their order: transaction, part and, if the server is to hold the part to
+    it, the number of its chunks."""
     close: bool = False
     producer: Producing | None = None
     producer_if: tuple[int, int] | None = None
@@ -288,7 +290,7 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """As it goes on the wire."""
         document: dict[str, Any] = {"stream": self.stream, "content_type": self.content_type}
         if self.parts:
-            document["parts"] = [{"txn": txn, "part": part} for txn, part in self.parts]
+            document["parts"] = [dict(zip(_PART, part, strict=False)) for part in self.parts]
         elif self.messages:
             body = encode_messages(self.messages, self.content_type)
             if is_json(self.content_type):
@@ -306,6 +308,18 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return document
 
 
+class WriterBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch of a writer that a commit publishes, in the run that `open_writer` began."""
+
+    name: str
+    query: str
+    epoch: int
+    batch: int
+    digest: str | None = None
+    """What tells the batch's content from another one's; compared when the batch comes again."""
+
+
+_PART = ("txn", "part", "chunks")
 _PLAIN = (
     "close",
     "producer_strict",
@@ -323,15 +337,23 @@ def commit(
     appends: Iterable[CommitAppend],
     key: str | None,
     reason: str | None = None,
+    writer: WriterBatch | None = None,
 ) -> Operation[Committed]:
     """Several appends, all of them or none; `reason` is for the audit stream."""
-    body = _ENCODER.encode({"appends": [append.document() for append in appends]})
-    headers = [("Content-Type", JSON), ("Idempotency-Key", key or new_key(settings))]
+    document: dict[str, Any] = {"appends": [append.document() for append in appends]}
+    headers = [("Content-Type", JSON)]
+    if writer is not None:
+        document["writer"] = writer
+    elif key is None:
+        key = new_key(settings)  # by a writer's batch the server knows the commit again
+    if key is not None:
+        headers.append(("Idempotency-Key", key))
+    body = _ENCODER.encode(document)
     if reason is not None:
         headers.append(("Audit-Reason", reason))
     request = Request("POST", "/v1/commit", tuple(headers), body)
     answer = yield from exchange(settings, request, Kind.WRITE)
-    return _decoded(answer.response, Committed)
+    return decoded(answer.response, Committed)
 
 
 def stage(
@@ -341,7 +363,7 @@ def stage(
     target = target_of(f"/v1/staging/{txn}/{part}", (("chunk", str(chunk)),))
     request = Request("POST", target, (("Content-Type", content_type),), body)
     answer = yield from exchange(settings, request, Kind.WRITE)
-    return _decoded(answer.response, Staged)
+    return decoded(answer.response, Staged)
 
 
 def plan(settings: ClientSettings, query: Iterable[tuple[str, str]]) -> Operation[Plan]:
@@ -349,7 +371,7 @@ def plan(settings: ClientSettings, query: Iterable[tuple[str, str]]) -> Operatio
     answer = yield from exchange(
         settings, Request("GET", target_of("/v1/log/plan", query)), Kind.READ
     )
-    return _decoded(answer.response, Plan)
+    return decoded(answer.response, Plan)
 
 
 def log_head(settings: ClientSettings) -> Operation[int]:
@@ -381,7 +403,7 @@ def _required(response: Response, name: str) -> str:
     return value
 
 
-def _decoded(response: Response, kind: type[T]) -> T:
+def decoded(response: Response, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(response.body, type=kind)
     except msgspec.DecodeError as error:

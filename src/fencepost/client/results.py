@@ -95,6 +95,19 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     expires: datetime | None = None
 
 
+class WriterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A writer: whose and which query's it is, in which run, and how far it came."""
+
+    name: str
+    query: str
+    epoch: int
+    batch: int | None
+    digest: str | None
+    principal: str
+    opened_ms: int
+    updated_ms: int
+
+
 class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     """Where one append of a commit went."""
 
@@ -112,6 +125,10 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
 
     appends: list[CommitResult]
     duplicate: bool
+    batch: int | None = None
+    """In the name of a writer: the last batch that it published."""
+    match: bool | None = None
+    """Whether that batch, sent again, has the digest that it had; None where nobody can tell."""
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):

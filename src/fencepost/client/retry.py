@@ -7,6 +7,8 @@
 | delete | a 404 after a first attempt that may have arrived is the deletion done |
 | append, close, commit (POST) | the server knows it again by its key or producer's number |
 | truncate, staging (POST) | the same again changes nothing |
+| opening a writer (POST) | a run that nobody knows of disturbs nobody |
+| forgetting a writer, dropping a part (DELETE) | as with delete |
 | append with `retry=False` | it may not: a lost answer is `OutcomeUnknownError` |
 
 Repeated are failures of the network and the answers 408, 425, 429, 500, 502, 503, 504 and 507,

@@ -11,8 +11,15 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
-from fencepost.client import operations
-from fencepost.client.operations import CommitAppend, Condition, Creation, Producing, query_of
+from fencepost.client import operations, writers
+from fencepost.client.operations import (
+    CommitAppend,
+    Condition,
+    Creation,
+    Producing,
+    WriterBatch,
+    query_of,
+)
 from fencepost.client.producer import IdempotentProducer
 from fencepost.client.producing import ProducerSettings
 from fencepost.client.reading import Follower, Live, LogReader, Pages, Reader
@@ -28,6 +35,7 @@ from fencepost.client.results import (
     ProducerInfo,
     Staged,
     StreamInfo,
+    WriterInfo,
 )
 from fencepost.client.session import OnAck, OnError
 from fencepost.client.settings import JSON, ClientSettings
@@ -82,9 +90,38 @@ class Client:
         """The idempotency keys the server remembers, for audits."""
         return self._pages("keys", KeyInfo, {"as_of": as_of})
 
-    def commit(self, appends: Iterable[CommitAppend], *, key: str | None = None) -> Committed:
-        """Several appends to several streams, all of them or none."""
-        return self._driver.run(operations.commit(self._driver.settings, appends, key))
+    def writers(self, *, match: str | None = None) -> Listing[WriterInfo]:
+        """The writers whose names match a pattern, in the order of names."""
+        return self._pages("writers", WriterInfo, {"match": match})
+
+    def open_writer(self, name: str, query: str, *, allow_new: bool = False) -> WriterInfo:
+        """Begin a run of a writer, which ends every run before it, and learn how far it came.
+
+        A name is bound to one query; with `allow_new` another one may take it over.
+        """
+        return self._driver.run(
+            writers.open_writer(self._driver.settings, name, query, allow_new=allow_new)
+        )
+
+    def writer(self, name: str) -> WriterInfo:
+        """A writer as it stands, without beginning a run."""
+        return self._driver.run(writers.find_writer(self._driver.settings, name))
+
+    def forget_writer(self, name: str) -> None:
+        """Remove a writer: what it published stays, and the same batches may come again."""
+        self._driver.run(writers.forget_writer(self._driver.settings, name))
+
+    def commit(
+        self,
+        appends: Iterable[CommitAppend],
+        *,
+        key: str | None = None,
+        writer: WriterBatch | None = None,
+    ) -> Committed:
+        """Several appends to several streams, all of them or none; as a writer's batch, once."""
+        return self._driver.run(
+            operations.commit(self._driver.settings, appends, key, writer=writer)
+        )
 
     def stage(
         self,
@@ -100,6 +137,10 @@ class Client:
         return self._driver.run(
             operations.stage(self._driver.settings, txn, part, chunk, body, content_type)
         )
+
+    def unstage(self, txn: str, part: str) -> None:
+        """Drop a part that no commit used; one that a commit used is refused."""
+        self._driver.run(writers.unstage(self._driver.settings, txn, part))
 
     def log(
         self,

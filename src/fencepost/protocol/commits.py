@@ -20,6 +20,7 @@ from fencepost.protocol.appends import (
     Duplicate,
     Replayed,
 )
+from fencepost.protocol.writers import BatchDone, WriterBatch, WriterRefusal
 
 
 class Part(NamedTuple):
@@ -46,6 +47,8 @@ class Commit(NamedTuple):
     digest: bytes = b""
     principal: str = ""
     """Whose commit this is; the key is theirs."""
+    writer: WriterBatch | None = None
+    """The batch of a writer that the commit publishes."""
 
 
 class ItemMissing(NamedTuple):
@@ -82,6 +85,10 @@ class PartTwice(NamedTuple):
     part: Part
 
 
+class PartDropped(NamedTuple):
+    """The part is no more: no commit will find it."""
+
+
 class PartMismatch(NamedTuple):
     """The part holds another type than the append says, or than the parts before it."""
 
@@ -92,6 +99,7 @@ class PartMismatch(NamedTuple):
 
 PartRefusal = PartMissing | PartUsed | PartIncomplete | PartTwice | PartMismatch
 ItemOutcome = AppendOutcome | ItemMissing | ItemDeleted | PartRefusal
+UnstageOutcome = PartDropped | PartMissing | PartUsed
 
 
 class Committed(NamedTuple):
@@ -132,7 +140,14 @@ class CommitPartial(NamedTuple):
 
 
 CommitOutcome = (
-    Committed | CommitDuplicate | CommitReplayed | CommitKeyReused | CommitRefused | CommitPartial
+    Committed
+    | CommitDuplicate
+    | CommitReplayed
+    | CommitKeyReused
+    | CommitRefused
+    | CommitPartial
+    | BatchDone
+    | WriterRefusal
 )
 
 

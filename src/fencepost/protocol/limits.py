@@ -27,6 +27,8 @@ class Limits:
     """Appends in one commit."""
     commit_parts_max: int = 100_000
     """Staged parts that one commit may name."""
+    writer_text_max: int = 256
+    """Characters of a writer's query, and of the digest of a batch."""
     part_chunks_max: int = 16_384
     """Chunks of one staged part."""
     messages_per_append_max: int = 100_000

@@ -1,0 +1,151 @@
+"""Writers: who publishes numbered batches by commits, in which run, and how far it came.
+
+A writer is a name that outlives the processes behind it. Opening a run raises its epoch, which ends
+every run before; a commit says which batch it publishes, and that number is stored with the
+messages. So a batch that is sent again changes nothing, however often, by whomever and whatever has
+become of its parts since; and a process that was replaced without noticing is refused. A name is
+bound to one query, because another one counts its batches anew: with numbers that begin again,
+silence would take new batches for old ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Writer(NamedTuple):
+    """A writer as it is kept: it stays until somebody forgets it."""
+
+    name: str
+    principal: str
+    """Who opened it first; it is theirs."""
+    query: str
+    epoch: int
+    batch: int | None
+    """The last batch that was published; None before the first."""
+    digest: str | None
+    """What its publisher said of that batch's content."""
+    opened_ms: int
+    updated_ms: int
+
+
+class WriterOpen(NamedTuple):
+    """A run of a writer begins."""
+
+    name: str
+    query: str
+    allow_new: bool = False
+    """Whether another query than the known one may take the name over."""
+    principal: str = ""
+    overrides: bool = False
+    """Sent by an administrator: the writer need not be theirs."""
+
+
+class WriterBatch(NamedTuple):
+    """Which batch a commit publishes, and for whom."""
+
+    name: str
+    query: str
+    epoch: int
+    batch: int
+    digest: str | None = None
+    principal: str = ""
+    overrides: bool = False
+
+
+class WriterOpened(NamedTuple):
+    """The run may begin, behind the batch that the writer came to."""
+
+    writer: Writer
+
+
+class WriterMissing(NamedTuple):
+    """Nobody opened a writer of this name, or it was forgotten."""
+
+
+class WriterHeld(NamedTuple):
+    """The writer is another principal's."""
+
+
+class WriterQueryChanged(NamedTuple):
+    """The name belongs to another query, which came to this batch."""
+
+    query: str
+    batch: int | None
+
+
+class WriterFenced(NamedTuple):
+    """A newer run of this writer has begun; or this one never did."""
+
+    epoch: int
+
+
+class WritersFull(NamedTuple):
+    """There are as many writers as there may be."""
+
+    writers_max: int
+
+
+class BatchDone(NamedTuple):
+    """The batch was published before. The writer came to `batch`.
+
+    `matches` compares the digests when it is that very batch and both of them are known.
+    """
+
+    batch: int
+    matches: bool | None
+
+
+class WriterForgotten(NamedTuple):
+    """The writer is no more."""
+
+
+WriterRefusal = WriterMissing | WriterHeld | WriterQueryChanged | WriterFenced
+WriterOpenOutcome = WriterOpened | WriterHeld | WriterQueryChanged | WritersFull
+WriterForgetOutcome = WriterForgotten | WriterMissing
+
+
+def decide_writer_open(
+    current: Writer | None, request: WriterOpen, *, now_ms: int
+) -> WriterOpened | WriterHeld | WriterQueryChanged:
+    """What becomes of a writer when a run is opened. Every run has an epoch of its own."""
+    if current is None:
+        return WriterOpened(
+            Writer(request.name, request.principal, request.query, 1, None, None, now_ms, now_ms)
+        )
+    if not may_use(current, request.principal, overrides=request.overrides):
+        return WriterHeld()
+    opened = current._replace(epoch=current.epoch + 1, opened_ms=now_ms, updated_ms=now_ms)
+    if current.query == request.query:
+        return WriterOpened(opened)
+    if not request.allow_new:
+        return WriterQueryChanged(current.query, current.batch)
+    return WriterOpened(opened._replace(query=request.query, batch=None, digest=None))
+
+
+def decide_writer_batch(
+    current: Writer | None, request: WriterBatch, *, now_ms: int
+) -> Writer | BatchDone | WriterRefusal:
+    """The writer as it is once the batch is published; or why there is nothing to publish."""
+    if current is None:
+        return WriterMissing()
+    if not may_use(current, request.principal, overrides=request.overrides):
+        return WriterHeld()
+    if current.query != request.query:
+        return WriterQueryChanged(current.query, current.batch)
+    if current.epoch != request.epoch:
+        return WriterFenced(current.epoch)
+    if current.batch is not None and request.batch <= current.batch:
+        return BatchDone(current.batch, _matches(current, request))
+    return current._replace(batch=request.batch, digest=request.digest, updated_ms=now_ms)
+
+
+def may_use(writer: Writer, principal: str, *, overrides: bool) -> bool:
+    """Whether a principal may open, show, use and forget a writer."""
+    return overrides or writer.principal == principal
+
+
+def _matches(current: Writer, request: WriterBatch) -> bool | None:
+    if request.batch != current.batch or current.digest is None or request.digest is None:
+        return None
+    return request.digest == current.digest
