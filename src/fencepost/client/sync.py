@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from fencepost.client import operations, writers
+from fencepost.client.arrow_log import ArrowPage, arrow_page
 from fencepost.client.operations import (
     CommitAppend,
     Condition,
@@ -166,6 +167,31 @@ class Client:
         )
         reader = LogReader(self._driver.settings, query, after=after, until=until, live=follow)
         return LogReading(self._driver, reader)
+
+    def log_arrow(
+        self,
+        *,
+        after: int | Literal["now"] = -1,
+        until: int | None = None,
+        streams: list[str] | None = None,
+        match: str | list[str] | None = None,
+        part: str | None = None,
+        page_rows: int | None = None,
+        wait: bool = False,
+        skip_pruned: bool = False,
+    ) -> ArrowPage:
+        """One page of the log as an Arrow IPC stream; with `wait`, as soon as there is news."""
+        query = query_of(
+            {
+                "until": until,
+                "stream": streams,
+                "match": match,
+                "part": part,
+                "limit": page_rows,
+                "pruned": "skip" if skip_pruned else None,
+            }
+        )
+        return self._driver.run(arrow_page(self._driver.settings, query, after=after, wait=wait))
 
     def log_head(self) -> int:
         """The newest position of the log; -1 when nothing was ever stored."""
