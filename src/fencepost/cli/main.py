@@ -24,6 +24,8 @@ COMMANDS = {
     "fork": "streams",
     "producers": "streams",
     "claims": "streams",
+    "writers": "writers",
+    "forget-writer": "writers",
     "bench": "bench",
     "check": "data",
     "backup": "data",
@@ -44,7 +46,8 @@ def build(only: str | None = None) -> typer.Typer:
     app.callback(invoke_without_command=True)(_root)
     for name, module in COMMANDS.items():
         if only in (None, name):
-            app.command(name)(getattr(import_module(f"fencepost.cli.{module}"), name))
+            function = name.replace("-", "_")
+            app.command(name)(getattr(import_module(f"fencepost.cli.{module}"), function))
     if only is None:
         app.add_typer(import_module("fencepost.cli.tokens").app, name="token")
     return app

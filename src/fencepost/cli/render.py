@@ -98,6 +98,18 @@ def _connected(url: str, token: str | None, retries: fencepost.Retries) -> fence
         raise CommandError(f"{error}; give --url or FENCEPOST_URL another one", USAGE) from None
 
 
+def ask(question: str) -> None:
+    """Go on if whoever sits at the terminal agrees."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise CommandError("there is no terminal to ask at: say --yes to go on", USAGE)
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if not agreed:
+        raise CommandError("nothing was done", REFUSED)
+
+
 def fail(
     sentence: str, exit_code: int = REFUSED, *, as_json: bool = False, **fields: object
 ) -> NoReturn:

@@ -6,7 +6,6 @@ Each command is one or two calls of the client and a way to show what came back.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container, Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -28,9 +27,7 @@ from fencepost.cli.options import (
     content_type_of,
 )
 from fencepost.cli.render import (
-    REFUSED,
-    USAGE,
-    CommandError,
+    ask,
     show_facts,
     show_lines,
     show_table,
@@ -146,20 +143,9 @@ def rm(
     """
     with talking(url, token, as_json=as_json) as client:
         if not yes:
-            _ask(f"Delete the stream {stream} and everything in it?")
+            ask(f"Delete the stream {stream} and everything in it?")
         client.stream(stream).delete()
         _say({"path": stream, "deleted": True}, as_json)
-
-
-def _ask(question: str) -> None:
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise CommandError("there is no terminal to ask at: say --yes to delete", USAGE)
-    try:
-        agreed = typer.confirm(question, err=True)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    if not agreed:
-        raise CommandError("nothing was deleted", REFUSED)
 
 
 def fork(

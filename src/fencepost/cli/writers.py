@@ -1,0 +1,70 @@
+"""`fencepost writers` and `forget-writer`: who publishes batches by commits, and how far they came.
+
+A writer is kept until somebody forgets it here: then its name is free, and so are its numbers.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from fencepost.cli.options import AsJson, Token, Url
+from fencepost.cli.render import ask, show_facts, show_lines, show_table, talking
+
+
+def writers(
+    pattern: Annotated[
+        str | None, typer.Argument(help="Which names: * is one segment, ** any.")
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List writers: of which query each is, in which run, and the last batch it published.
+
+    Examples:
+
+      fencepost writers
+      fencepost writers 'by-day/*' --json | jq .batch
+    """
+    with talking(url, token, as_json=as_json) as client:
+        found = client.writers(match=pattern)
+        if as_json:
+            show_lines(found)
+            return
+        rows = (
+            (
+                *(one.name, one.query, one.epoch, "none" if one.batch is None else one.batch),
+                datetime.fromtimestamp(one.updated_ms / 1000, UTC),
+            )
+            for one in found
+        )
+        columns = ("writer", "query", "epoch", "last batch", "last seen")
+        show_table(columns, rows, empty="no writers match")
+
+
+def forget_writer(
+    name: Annotated[str, typer.Argument(help="The writer's name.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a writer. What it published stays, and every batch of it that comes again is new.
+
+    Examples:
+
+      fencepost forget-writer by-day
+      fencepost forget-writer by-day --yes
+    """
+    with talking(url, token, as_json=as_json) as client:
+        if not yes:
+            known = client.writer(name)
+            ask(f"Forget {name}, whose query {known.query} came to batch {known.batch}?")
+        client.forget_writer(name)
+        if as_json:
+            show_lines([{"name": name, "forgotten": True}])
+        else:
+            show_facts({"name": name, "forgotten": True})
