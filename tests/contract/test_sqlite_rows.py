@@ -10,7 +10,7 @@ import pytest
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import Upkeep
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject, answered
 
@@ -81,7 +81,7 @@ async def test_a_position_is_not_given_twice_although_its_row_is_purged(
     await subject.made("s", body=b"x" * 100)
     await subject.delete("s")
     [(before,)] = rows(folder, "SELECT next_position FROM counters")
-    upkeep = Upkeep(store, clock)
+    upkeep = SqliteUpkeep(store, clock)
     await upkeep.purge()
     await store.close()
     assert rows(folder, "SELECT count(*) FROM streams") == [(0,)]
@@ -116,7 +116,7 @@ async def test_the_sweep_ends_streams_that_nobody_looks_at(
     await embedded.made("long", lifetime=Lifetime(ttl_s=800))
     store = embedded.store
     assert isinstance(store, SqliteStore)
-    upkeep = Upkeep(store, clock)
+    upkeep = SqliteUpkeep(store, clock)
 
     clock.advance(8_000)
     early = await upkeep.expire()
@@ -139,7 +139,7 @@ async def test_the_sweep_leaves_a_stream_alone_that_was_used_since(
     await embedded.info("s", touch=True)  # covered by the slack: not written
     clock.advance(8_000)
 
-    assert await Upkeep(store, clock).expire() == 0
+    assert await SqliteUpkeep(store, clock).expire() == 0
 
 
 def _subject_of(store: SqliteStore, clock: SimClock) -> Subject:

@@ -21,7 +21,7 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.offsets import START, Offset
 from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import Upkeep
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from tests.contract.conditional import (
     JSON,
     TEXT,
@@ -360,7 +360,9 @@ async def test_a_part_being_swept_takes_no_chunk_for_the_same(subject: Subject) 
     store = subject.store
     for ordinal in range(2):
         await ask_stage(subject, "p", b"x", ordinal)
-    dropping = asyncio.create_task(_embedded(subject).drop_part(Part("t", "p")))
+    dropping = asyncio.create_task(
+        _embedded(subject).decide(lambda decider: decider.drop_part(Part("t", "p")))
+    )
     await asyncio.sleep(0)  # let it begin: what follows is decided before it is on disk
     again = subject.ask(store.stage, chunk("p", b"x", 0))
     late = subject.ask(store.commit, commit(item("s", parts=("p",), creates=True)))
@@ -394,5 +396,5 @@ def _embedded(subject: Subject) -> SqliteStore:
     return subject.store
 
 
-def _upkeep(subject: Subject) -> Upkeep:
-    return Upkeep(_embedded(subject), subject.clock)
+def _upkeep(subject: Subject) -> SqliteUpkeep:
+    return SqliteUpkeep(_embedded(subject), subject.clock)

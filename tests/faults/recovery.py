@@ -27,7 +27,8 @@ from fencepost.protocol.batches import bytes_batch
 from fencepost.protocol.commits import Commit
 from fencepost.protocol.offsets import START
 from fencepost.store.contract import Chunk, SoftDeleted, StreamInfo
-from fencepost.store.sqlite.database import FILE, Row
+from fencepost.store.engine.database import Row
+from fencepost.store.sqlite.database import FILE
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import SimClock

@@ -6,7 +6,7 @@ import apsw
 
 from fencepost.store.contract import Missing, StreamInfo
 from fencepost.store.sqlite.database import FILE
-from fencepost.store.sqlite.upkeep import Upkeep
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing import SimClock
 from tests.faults.recovery import check_rows
 from tests.faults.stores import append, appended, content, create, delete, opened
@@ -60,7 +60,7 @@ async def test_a_start_with_an_earlier_clock_goes_on_where_time_stood(tmp_path: 
 async def test_a_stream_does_not_expire_early_when_the_clock_jumps_back(tmp_path: Path) -> None:
     clock = SimClock()
     async with opened(tmp_path, clock=clock) as store:
-        upkeep = Upkeep(store, clock)
+        upkeep = SqliteUpkeep(store, clock)
         await create(store, "s", ttl_s=60)
         clock.jump(-HOUR_MS)
         clock.advance(59_000)

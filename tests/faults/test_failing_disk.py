@@ -117,7 +117,7 @@ async def test_statements_that_fail_are_undone_and_a_retry_is_accepted_once(tmp_
         async with opened(tmp_path, vfs) as store:
             await create(store, "s")
             await appended(store, "s", b"zero", 0)
-            writer = store._writer.connection
+            writer = store._writer.connection.raw
             # A trigger is the plainest way to make one real statement fail and no disk.
             writer.execute(
                 "CREATE TRIGGER refuse BEFORE INSERT ON log WHEN NEW.data = CAST('bad' AS BLOB)"
@@ -171,7 +171,7 @@ async def test_a_checkpoint_that_the_disk_fails_ends_the_store_too(
             vfs.rules.append(FailingDisk("sync", suffix))
 
             with pytest.raises(apsw.IOError):
-                await store.between_commits(fold)
+                await store.between_commits(lambda connection: fold(connection.raw))
 
             assert is_broken(store)
             assert await append(store, "s", b"one", 1) == Failed(full=False)

@@ -81,7 +81,7 @@ async def test_a_group_too_large_for_the_cache_fails_like_any_other(tmp_path: Pa
         vfs.rules.append(disk)
         async with opened(tmp_path, vfs) as store:
             await create(store, "s")
-            store._writer.connection.pragma("cache_size", 10)
+            store._writer.connection.raw.pragma("cache_size", 10)
 
             assert await append(store, "s", bytes(1_000_000), 0) == FULL
 

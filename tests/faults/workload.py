@@ -12,14 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import apsw
-
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import Batch, bytes_batch, digest, json_batch
 from fencepost.protocol.commits import Commit, CommitItem
 from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.streams import Lifetime
-from fencepost.store.sqlite.database import fold
+from fencepost.store.sqlite.database import SqliteConnection, fold
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import DiskLog, SimClock, SyncGate, fault_vfs
@@ -254,13 +252,13 @@ class Driver:
         await ended
         await self._store.commits.settled()
         if self._dice.random() < 0.1:
-            await self._store.between_commits(fold)
+            await self._store.between_commits(lambda connection: fold(connection.raw))
         if self._dice.random() < 0.1:
             self._clock.advance(10 * SHORT_TTL_S * 1000)
 
 
-def _checkpoint(connection: apsw.Connection, mode: str) -> None:
-    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+def _checkpoint(connection: SqliteConnection, mode: str) -> None:
+    connection.raw.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
 
 async def drive(

@@ -17,7 +17,7 @@ from fencepost.protocol.subscriptions import Config, Link, Subscription
 from fencepost.store.contract import Staged, Upload
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
-from fencepost.store.sqlite.upkeep import Upkeep
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject, append, batch_of
 
@@ -121,7 +121,7 @@ async def _retention(subject: Subject, store: SqliteStore) -> None:
     await subject.delete("forgotten")
     await _truncated(subject, "kept")
     subject.clock.advance(store.settings.log_retention_ms)
-    upkeep = Upkeep(store, subject.clock)
+    upkeep = SqliteUpkeep(store, subject.clock)
     for _ in range(4):
         for job in upkeep.jobs:
             await job()

@@ -14,11 +14,11 @@ import pytest
 from fencepost.protocol.globs import Glob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import Part, Selection
+from fencepost.store.engine import plans, purges
+from fencepost.store.engine.logs import SqlLogs, read_log
+from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import LogChunk, LogQuery, Plan, PlanQuery
-from fencepost.store.sqlite import plans, purges
-from fencepost.store.sqlite.database import FILE, connect
-from fencepost.store.sqlite.logs import SqliteLogs, read_log
-from fencepost.store.sqlite.reading import Readers
+from fencepost.store.sqlite.database import FILE, SqliteConnection, connect
 from tests.integration.log_support import ARROW, Client
 from tests.serving import ServerProcess
 
@@ -110,10 +110,10 @@ def glob(text: str) -> Glob:
     return parsed
 
 
-class OneConnection(Readers):
+class OneConnection(Readers[SqliteConnection]):
     """Does the work of readers at once, on the connection of a test."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: SqliteConnection) -> None:
         self._one = connection
 
     async def run(self, work: Any) -> Any:
@@ -158,8 +158,8 @@ def ask(selection: Selection, **more: Any) -> PlanQuery:
     return PlanQuery(selection, **(values | {"at_ms": None} | more))
 
 
-async def planned(connection: apsw.Connection, query: PlanQuery) -> Plan:
-    plan = await SqliteLogs(OneConnection(connection), Limits()).plan(query)
+async def planned(connection: SqliteConnection, query: PlanQuery) -> Plan:
+    plan = await SqlLogs(OneConnection(connection), Limits()).plan(query)
     assert isinstance(plan, Plan)
     return plan
 
@@ -176,7 +176,7 @@ SELECTIONS = [
 async def test_what_is_written_down_in_advance_changes_no_plan(
     filled: Path, selection: Selection
 ) -> None:
-    connection = connect(filled)
+    connection = SqliteConnection(connect(filled))
     queries = [
         ask(selection, **bounds)
         for bounds in (
@@ -188,10 +188,10 @@ async def test_what_is_written_down_in_advance_changes_no_plan(
             {"at_ms": 17_000},
         )
     ]
-    connection.execute("DELETE FROM log_buckets")
+    connection.raw.execute("DELETE FROM log_buckets")
     before = [await planned(connection, query) for query in queries]
 
-    connection.executemany(plans.SAVE_BUCKET, plans.untallied(connection))
+    connection.execute_many("save_bucket", plans.untallied(connection))
 
     assert plans.untallied(connection) == []
     assert [await planned(connection, query) for query in queries] == before
@@ -212,11 +212,11 @@ async def test_what_is_written_down_in_advance_changes_no_plan(
 def test_however_rows_are_found_they_are_the_selected_ones_in_order(
     filled: Path, selection: Selection, limit: int
 ) -> None:
-    connection = connect(filled)
-    paths: dict[Any, Any] = dict(connection.execute("SELECT id, path FROM streams"))
+    connection = SqliteConnection(connect(filled))
+    paths: dict[Any, Any] = dict(connection.raw.execute("SELECT id, path FROM streams"))
     wanted = [
         position
-        for position, stream in connection.execute("SELECT position, stream FROM log")
+        for position, stream in connection.raw.execute("SELECT position, stream FROM log")
         if selection.takes(stream, paths[stream])
     ]
 
@@ -239,16 +239,16 @@ def test_however_rows_are_found_they_are_the_selected_ones_in_order(
 
 
 async def test_a_purge_keeps_plans_exact_and_is_told_to_those_it_concerns(filled: Path) -> None:
-    connection = connect(filled)
-    connection.executemany(plans.SAVE_BUCKET, plans.untallied(connection))
+    connection = SqliteConnection(connect(filled))
+    connection.execute_many("save_bucket", plans.untallied(connection))
     with connection:
-        connection.execute("UPDATE streams SET state = 2 WHERE path = 'many/5'")
+        connection.raw.execute("UPDATE streams SET state = 2 WHERE path = 'many/5'")
         while purges.purge(connection, 1005, 1_000):
             pass
 
     plan = await planned(connection, ask(Selection()))
 
-    [(rows, size)] = connection.execute("SELECT count(*), sum(size) FROM log").fetchall()
+    [(rows, size)] = connection.raw.execute("SELECT count(*), sum(size) FROM log").fetchall()
     assert plan.end.weight == (rows, size)
     assert rows == ROWS - ROWS // STREAMS
     last = ROWS - STREAMS + 4

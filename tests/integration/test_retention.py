@@ -21,13 +21,13 @@ from fencepost.protocol.globs import Glob
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Policy, Retention, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Store, Truncated
-from fencepost.store.sqlite import retention as keeping
+from fencepost.store.engine import retention as keeping
+from fencepost.store.engine.retention import Keeper
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.database import FILE
-from fencepost.store.sqlite.retention import Keeper
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import Upkeep
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import Subject, answered
 from tests.integration.raw import Connection, ask, code_of
@@ -93,7 +93,7 @@ class Kept(Subject):
 
     def rows(self, path: str) -> int:
         """Messages of any incarnation at a path that are still in the log."""
-        [(count,)] = self.sqlite.lookup(
+        [(count,)] = self.sqlite._lookups.raw.execute(
             "SELECT count(*) FROM log WHERE kind = 0 AND stream IN"
             " (SELECT id FROM streams WHERE path = ?)",
             (path,),
@@ -101,7 +101,7 @@ class Kept(Subject):
         return int(count)
 
     def truncations(self) -> int:
-        [(count,)] = self.sqlite.lookup("SELECT count(*) FROM truncations")
+        [(count,)] = self.sqlite._lookups.raw.execute("SELECT count(*) FROM truncations")
         return int(count)
 
     async def assert_whole(self) -> None:
@@ -305,7 +305,7 @@ async def test_markers_of_earlier_truncations_go_with_their_rows(kept: Kept) -> 
 
     assert await kept.purge_all() == 7
 
-    [(markers,)] = kept.sqlite.lookup("SELECT count(*) FROM log WHERE kind = 4")
+    [(markers,)] = kept.sqlite._lookups.raw.execute("SELECT count(*) FROM log WHERE kind = 4")
     assert markers == 1
     await kept.assert_whole()
 
@@ -354,7 +354,7 @@ async def test_what_was_kept_for_a_fork_goes_after_it(kept: Kept) -> None:
     await kept.delete("fork")
     kept.clock.advance(LOG_MS)
 
-    await Upkeep(kept.sqlite, kept.clock).purge()
+    await SqliteUpkeep(kept.sqlite, kept.clock).purge()
 
     assert kept.rows("source") == 1
     assert await kept.messages("source") == [9]
@@ -554,7 +554,7 @@ async def test_space_comes_back_on_disk(kept: Kept) -> None:
 
     assert await kept.purge_all() == 64
     steps = 0
-    while await kept.keeper.vacuum():
+    while await SqliteUpkeep(kept.sqlite, kept.clock).vacuum():
         steps += 1
     await kept.sqlite.restart_log()
 
@@ -807,7 +807,7 @@ def test_the_upkeep_of_a_stopped_piece_is_all_or_nothing(tmp_path: Path) -> None
     script = (
         "import asyncio, os, signal, sys\n"
         "from pathlib import Path\n"
-        "from fencepost.store.sqlite import retention as keeping, purges\n"
+        "from fencepost.store.engine import retention as keeping, purges\n"
         "from tests.integration.test_retention import Kept, numbers, JSON, Offset\n"
         "keeping.ROWS_PER_STEP_MAX = 3\n"
         "left = int(sys.argv[2])\n"

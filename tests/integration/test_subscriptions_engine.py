@@ -309,7 +309,7 @@ async def test_an_expired_stream_is_no_longer_watched(tmp_path: Path) -> None:
         assert set(subscription.links) == {"events/a"}
 
         clock.ms += 10_000
-        assert on.store.expire("events/a")
+        assert on.store.decider.expire("events/a")
 
         assert not subscription.links
         await on.settle()

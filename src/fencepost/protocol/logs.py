@@ -75,7 +75,9 @@ class Selection:
 
     def path_ranges(self) -> list[tuple[str, str | None]]:
         """Where wanted paths can lie: from the first, below the second (None: no end)."""
-        ranges: list[tuple[str, str | None]] = [(path, path + "\0") for path in sorted(self.paths)]
+        ranges: list[tuple[str, str | None]] = [
+            (path, next_text(path)) for path in sorted(self.paths)
+        ]
         ranges += [text_range(literal_prefix(glob)) for glob in self.globs]
         return ranges
 
@@ -88,6 +90,11 @@ def literal_prefix(glob: Glob) -> str:
     # `a/**` is also `a` itself: the slash before a double star may be missing.
     whole = "/".join(glob.prefix)
     return whole if glob.text[len(before) :].startswith(ANY) else before
+
+
+def next_text(text: str) -> str:
+    """The first text behind this one: no text that we keep holds a NUL."""
+    return text + "\x01"
 
 
 def text_range(prefix: str) -> tuple[str, str | None]:

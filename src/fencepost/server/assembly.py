@@ -22,12 +22,12 @@ from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
 from fencepost.server.subscriptions.opening import open_subscriptions
-from fencepost.store.sqlite.lists import SqliteLists
-from fencepost.store.sqlite.logs import SqliteLogs
+from fencepost.store.engine.lists import SqlLists
+from fencepost.store.engine.logs import SqlLogs
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
-from fencepost.store.sqlite.upkeep import Upkeep
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,11 @@ class Assembly:
         gate = seal = None
         if settings.auth.principals:
             gate = Gate(Auth(settings.auth, clock))
-            audit = Audit(store, refusals_per_s=settings.auth.audit_refusals_per_s)
+            audit = Audit(
+                store, store.decider.append, refusals_per_s=settings.auth.audit_refusals_per_s
+            )
             await audit.open()
-            store.claims.auditor = audit.note
+            store.decider.claims.auditor = audit.note
             secret = await SqliteSubscriptions(store).secret(SEAL_SECRET, clock.token(32))
             seal = Seal(secret, clock)
             self.metrics.watch_auth(gate.auth, audit)
@@ -81,18 +83,18 @@ class Assembly:
             on_loopback=on_loopback,
             readers=None if gate is None else gate.readers,
         )
-        self._logs = Logs(SqliteLogs(store.readers, settings.limits), store.listen, clock, settings)
+        self._logs = Logs(SqlLogs(store.readers, settings.limits), store.listen, clock, settings)
         handlers = (
             Operations(store, self.metrics).handle,
             OpenApi().handle,
             reserved.handle,
             self._logs.handle,
-            Lists(SqliteLists(store.readers), settings, seal).handle,
+            Lists(SqlLists(store.readers), settings, seal).handle,
         )
         self.app = Application(store, clock, settings, extras=handlers, gate=gate)
         self.metrics.watch(self.app.tails)
         self.metrics.watch_subscriptions(self._engine)
-        upkeep = Upkeep(store, clock)
+        upkeep = SqliteUpkeep(store, clock)
         for work in (upkeep.run(), upkeep.fold(), self._engine.run()):
             self._background.append(asyncio.create_task(work))
 

@@ -10,6 +10,7 @@ no request can write to it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -32,10 +33,13 @@ _IF_MISSING = Conditions(create_as=JSON)
 
 
 class Audit:
-    """Writes events into the open commit."""
+    """Writes events into the open commit; `join` is how an append joins it."""
 
-    def __init__(self, store: Store, *, refusals_per_s: float) -> None:
+    def __init__(
+        self, store: Store, join: Callable[[Append], object], *, refusals_per_s: float
+    ) -> None:
         self._store = store
+        self._join = join
         self._rate = Rate(refusals_per_s, max(1.0, 2 * refusals_per_s)) if refusals_per_s else None
         self._buckets: dict[str, Bucket] = {}
         self._suppressed: dict[str, int] = {}
@@ -78,7 +82,7 @@ class Audit:
         assert batch is not None
         assert not isinstance(batch, Malformed)
         self.events += 1
-        self._store.append(Append(AUDIT, batch, JSON, conditions=_IF_MISSING), _ignore)
+        self._join(Append(AUDIT, batch, JSON, conditions=_IF_MISSING))
 
     def _is_kept(self, event: AuditEvent) -> bool:
         if self._rate is None:
@@ -91,7 +95,3 @@ class Audit:
             self._suppressed.clear()
         self._buckets[event.principal] = taken
         return True
-
-
-def _ignore(_outcome: object) -> None:
-    """What the event is about is in the same commit, and its answer waits for that."""

@@ -90,7 +90,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at each scrape."""
-        counts = self._store.counts
+        counts = self._store.decider.counts
         yield _counter("fencepost_appends", "Appends stored", counts.appends)
         yield _counter("fencepost_messages", "Messages stored", counts.messages)
         yield _counter("fencepost_append_bytes", "Payload bytes stored", counts.bytes)
@@ -143,7 +143,7 @@ def _subscription_families(engine: Engine) -> Iterator[Metric]:
 
 def _auth_families(auth: Auth, audit: Audit, store: SqliteStore) -> Iterator[Metric]:
     yield _counter("fencepost_auth_rejected", "Requests without a good token", auth.rejected)
-    yield _counter("fencepost_auth_too_fast", "Appends past a limit", store.claims.refused)
+    yield _counter("fencepost_auth_too_fast", "Appends past a limit", store.decider.claims.refused)
     yield _counter("fencepost_audit_events", "Events in the audit stream", audit.events)
     yield _counter(
         "fencepost_audit_suppressed", "Refusals that the audit stream leaves out", audit.suppressed
@@ -156,7 +156,7 @@ def _auth_families(auth: Auth, audit: Audit, store: SqliteStore) -> Iterator[Met
         labels=named,
     )
     now_ms = store.ledger.last_ms
-    for name, standing in store.claims.standings.items():
+    for name, standing in store.decider.claims.standings.items():
         open_claims.add_metric((name,), standing.open_claims)
         ratio.add_metric((name,), standing.abandon_ratio(now_ms))
     yield open_claims

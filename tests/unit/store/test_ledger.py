@@ -10,9 +10,14 @@ from fencepost.protocol.appends import Append, Appended, ProducerTuple, decide_a
 from fencepost.protocol.batches import bytes_batch, digest
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime, Stream
-from fencepost.store.sqlite.database import SchemaTooNewError, connect, migrate
-from fencepost.store.sqlite.ledger import Entry, Ledger, LedgerGroup
-from fencepost.store.sqlite.records import REMOVED
+from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.engine.records import REMOVED
+from fencepost.store.sqlite.database import (
+    SchemaTooNewError,
+    SqliteConnection,
+    connect,
+    migrate,
+)
 from fencepost.store.sqlite.writing import LedgerWriter
 
 STREAMS_MAX = 8
@@ -23,9 +28,9 @@ class Book:
     """A ledger and a database; commits are made by hand, so that a test can stop between."""
 
     def __init__(self, file: Path) -> None:
-        self.writer = LedgerWriter(connect(file))
-        migrate(self.writer.connection)
-        self.lookups = connect(file, readonly=True)
+        self.writer = LedgerWriter(SqliteConnection(connect(file)))
+        migrate(self.writer.connection.raw)
+        self.lookups = SqliteConnection(connect(file, readonly=True))
         self.ledger = Ledger(self.lookups, streams_max=STREAMS_MAX, producers_max=PRODUCERS_MAX)
         self.group = self.ledger.new_group()
 

@@ -25,14 +25,15 @@ from fencepost.protocol.batches import message_lengths
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.log_sources import WIDTH
+from fencepost.store.engine.purges import unpack_runs
+from fencepost.store.engine.records import DELETED, LIVE, TRUNCATED
 from fencepost.store.sql import load_migrations, load_queries
 from fencepost.store.sqlite.check_producers import ProducerCheck
 from fencepost.store.sqlite.check_report import Progress, Report, StreamState, ignore
 from fencepost.store.sqlite.check_rows import RowCheck, json_wrong, lengths_wrong
-from fencepost.store.sqlite.database import BUSY_MS_MAX, FILE, Row
-from fencepost.store.sqlite.log_sources import WIDTH
-from fencepost.store.sqlite.purges import unpack_runs
-from fencepost.store.sqlite.records import DELETED, LIVE, TRUNCATED
+from fencepost.store.sqlite.database import BUSY_MS_MAX, FILE
 
 QUERIES = load_queries("fencepost.store.sqlite", "check.sql")
 INTEGRITY_FINDINGS_MAX = 100

@@ -8,9 +8,8 @@ import apsw
 import msgspec
 
 from fencepost.protocol.offsets import Offset
-from fencepost.store.sqlite.check_report import Progress, Report, StreamState
-from fencepost.store.sqlite.database import Row
-from fencepost.store.sqlite.records import (
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.records import (
     CLOSED,
     DELETED,
     EXPIRED,
@@ -19,6 +18,7 @@ from fencepost.store.sqlite.records import (
     REMOVED,
     TRUNCATED,
 )
+from fencepost.store.sqlite.check_report import Progress, Report, StreamState
 
 ROWS_PER_TELL = 4_096
 

@@ -12,12 +12,15 @@ import fcntl
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Self, TextIO
 
 import apsw
 
 from fencepost.store.commit import DiskFullError
+from fencepost.store.engine.database import Row, Values
 from fencepost.store.sql import load_migrations, load_queries
 
 log = logging.getLogger(__name__)
@@ -28,12 +31,14 @@ RESTART_BUSY_MS_MAX = 20
 BUSY_MS_MAX = 10_000
 """How long a connection waits for a lock that another one of this process holds."""
 
-Row = tuple[Any, ...]
-
 PAGE_BYTES = 4096
 """SQLite's default, set nowhere else: what a page of the write-ahead log takes."""
 
-QUERIES = load_queries("fencepost.store.sqlite", "queries.sql")
+QUERIES: dict[str, str] = {}
+for _file in ("queries", "logs", "lists", "retention", "subscriptions"):
+    _queries = load_queries("fencepost.store.sqlite", f"{_file}.sql")
+    assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"
+    QUERIES |= _queries
 
 
 class FolderInUseError(Exception):
@@ -151,9 +156,43 @@ def restart_log(connection: apsw.Connection) -> bool:
     return True
 
 
-def fetch(connection: apsw.Connection, query: str, values: tuple[object, ...] = ()) -> list[Row]:
-    """All rows of a named query."""
-    return connection.execute(QUERIES[query], values).fetchall()
+class SqliteConnection:
+    """A connection of the embedded store, as the engine uses it; `raw` is SQLite's own."""
+
+    after_every_text = b""
+    """SQLite orders every blob behind every text."""
+
+    def __init__(self, raw: apsw.Connection) -> None:
+        self.raw = raw
+        self._run = raw.execute
+
+    def fetch(self, query: str, values: Values = (), *, rows: str | None = None) -> list[Row]:
+        text = QUERIES[query]
+        if rows is not None:
+            text = text.replace("/*rows*/", QUERIES[rows])
+        return self._run(text, values).fetchall()
+
+    def execute(self, query: str, values: Values = ()) -> int:
+        self._run(QUERIES[query], values)
+        return self.raw.changes()
+
+    def execute_many(self, query: str, rows: Sequence[Row]) -> None:
+        self.raw.executemany(QUERIES[query], rows)
+
+    def __enter__(self) -> Self:
+        self.raw.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self.raw.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        self.raw.close()
 
 
 def is_disk_error(error: BaseException) -> bool:
@@ -167,19 +206,19 @@ def is_disk_error(error: BaseException) -> bool:
 class Writer:
     """The one connection that writes: the `Journal` of the group commit."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
 
     def begin(self) -> None:
-        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.raw.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
         try:
-            self.connection.execute("COMMIT")
+            self.connection.raw.execute("COMMIT")
         except apsw.FullError as error:
             # The frames that would have made it a commit did not fit, so it is none.
             raise DiskFullError(str(error)) from error
 
     def rollback(self) -> None:
-        if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
+        if self.connection.raw.in_transaction:
+            self.connection.raw.execute("ROLLBACK")

@@ -192,3 +192,7 @@ SELECT value FROM secrets WHERE name = ?
 -- name: save_secret
 -- The first one to store a secret wins; the caller reads back which it was.
 INSERT INTO secrets (name, value, created_ms) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: stir
+-- A change of no consequence, for the sake of a commit.
+UPDATE counters SET id = id

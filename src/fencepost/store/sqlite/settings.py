@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fencepost.protocol.retention import Policy
+from fencepost.store.settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SqliteSettings:
+class SqliteSettings(StoreSettings):
     """Where the embedded store lives and what it may use."""
 
     folder: Path
@@ -19,35 +19,10 @@ class SqliteSettings:
     the fault tests set it to see that they notice."""
     vfs: str | None = None
     """The SQLite VFS to use; the fault tests bring one that loses what was not synced."""
-    streams_cached_max: int = 32_768
-    """Streams whose state is kept in memory; others are loaded when they are used."""
-    producers_cached_max: int = 10_000
-    """Producers kept in memory for each stream in use."""
     loop_commit_us_max: int = 1_000
     """A disk that commits faster than this is waited for on the event loop, which saves handing the
     work to a thread and back; after a slower commit the thread takes over. 0: always the thread."""
-    reader_threads: int = 2
-    """Threads that read messages from disk."""
     checkpoint_wal_bytes: int = 8 << 20
     """Fold the write-ahead log into the database when it has grown past this."""
     wal_bytes_max: int = 64 << 20
     """Hold writers up and shrink the write-ahead log when it has grown past this."""
-    log_retention_ms: int = 7 * 86_400_000
-    """How long the rows of a deleted stream stay readable in the global log."""
-    key_retention_s: int = 7 * 86_400
-    """How long an Idempotency-Key is remembered; 0 keeps keys for ever."""
-    staging_ttl_s: int = 86_400
-    """How long a staged part waits for its commit."""
-    staged_parts_max: int = 200_000
-    """Parts that may wait for their commit at once."""
-    retention: tuple[Policy, ...] = ()
-    """What streams without a retention of their own may hold: the first pattern that fits counts.
-    In a file these are [[retention]] tables."""
-    retention_interval_ms: int = 60_000
-    """How often all streams are looked at for what their retention lets go."""
-    producer_retention_s: int = 0
-    """How long a producer that sends nothing is remembered; 0: as long as its stream."""
-    claim_globs: tuple[str, ...] = ("task:*", "tool:*", "row:*")
-    """Producer ids that are never forgotten: forgetting a claim would reopen a finished task."""
-    sweep_interval_ms: int = 1_000
-    """How often expired streams are looked for."""

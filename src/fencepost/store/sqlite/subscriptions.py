@@ -10,24 +10,19 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import apsw
-
 from fencepost.protocol.appends import Append
 from fencepost.protocol.batches import Malformed, bytes_batch, json_batch
+from fencepost.protocol.logs import next_text
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import JSON
 from fencepost.protocol.subscriptions import Config, Link, Seen, Subscription, Wake
 from fencepost.store.contract import Failure, LiveStream, Published, Watcher
-from fencepost.store.sql import load_queries
-from fencepost.store.sqlite.database import QUERIES as STREAM_QUERIES
-from fencepost.store.sqlite.database import Row
-from fencepost.store.sqlite.ledger import LedgerGroup
+from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.ledger import LedgerGroup
 from fencepost.store.sqlite.store import SqliteStore
 
 ROW_BYTES = 128
 """What a row of ours weighs in a commit, roughly."""
-
-QUERIES = load_queries("fencepost.store.sqlite", "subscriptions.sql")
 
 
 class SecretNotStoredError(Exception):
@@ -69,24 +64,22 @@ class SqliteSubscriptions:
     ) -> list[LiveStream]:
         folder = "/".join(prefix)
 
-        def work(connection: apsw.Connection) -> list[LiveStream]:
+        def work(connection: Connection) -> list[LiveStream]:
             bounds: list[tuple[str, str | None]] = [("", None)]
             if folder:
                 # The path itself, and what is below it: "0" is the character after "/".
-                bounds = [(folder, folder + "\0"), (folder + "/", folder + "0")]
+                bounds = [(folder, next_text(folder)), (folder + "/", folder + "0")]
             return [
                 LiveStream(path, stream_id, Offset(messages, size))
                 for bound in bounds
-                for path, stream_id, messages, size in connection.execute(
-                    QUERIES["live_streams"], bound
-                )
+                for path, stream_id, messages, size in connection.fetch("live_streams", bound)
                 if matches(path)
             ]
 
         return await self._store.readers.run(work)
 
     def _fetch(self, query: str) -> list[Row]:
-        return self._store.lookup(QUERIES[query])
+        return self._store.lookup(query)
 
     # Writing: all of it joins the open group
 
@@ -96,7 +89,7 @@ class SqliteSubscriptions:
 
     def _write(self, query: str, *values: object) -> None:
         group = self._group
-        group.statements.append((QUERIES[query], values))
+        group.statements.append((query, values))
         # A commit with very many rows belongs in the writer thread, as one with much data does.
         group.bytes += ROW_BYTES
 
@@ -150,10 +143,10 @@ class SqliteSubscriptions:
         return True
 
     async def secret(self, name: str, fresh: bytes) -> bytes:
-        query = STREAM_QUERIES["find_secret"]
+        query = "find_secret"
         if not self._store.lookup(query, (name,)):
             values = (name, fresh, self._store.tick())
-            self._group.statements.append((STREAM_QUERIES["save_secret"], values))
+            self._group.statements.append(("save_secret", values))
             failure = await self._store.durable()
             if failure is not None:
                 raise SecretNotStoredError(f"the secret {name!r} could not be stored: {failure}")

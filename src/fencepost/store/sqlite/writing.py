@@ -5,9 +5,9 @@ from __future__ import annotations
 import apsw
 
 from fencepost.store.commit import DiskFullError
-from fencepost.store.sqlite.database import QUERIES, Writer
-from fencepost.store.sqlite.ledger import LedgerGroup
-from fencepost.store.sqlite.records import producer_columns
+from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.engine.records import producer_columns
+from fencepost.store.sqlite.database import Writer
 
 
 class LedgerWriter(Writer):
@@ -24,19 +24,19 @@ class LedgerWriter(Writer):
         connection = self.connection
         # Updates first: a deleted stream gives its path up before a new one takes it.
         if sealed.updates:
-            connection.executemany(QUERIES["update_stream"], sealed.updates)
+            connection.execute_many("update_stream", sealed.updates)
         if sealed.inserts:
-            connection.executemany(QUERIES["insert_stream"], sealed.inserts)
+            connection.execute_many("insert_stream", sealed.inserts)
         if sealed.rows:
-            connection.executemany(QUERIES["insert_log"], sealed.rows)
+            connection.execute_many("insert_log", sealed.rows)
         if sealed.producers:
             rows = [
                 producer_columns(stream_id, producer)
                 for (stream_id, _), producer in sealed.producers.items()
             ]
-            connection.executemany(QUERIES["save_producer"], rows)
+            connection.execute_many("save_producer", rows)
         if sealed.key_rows:
-            connection.executemany(QUERIES["save_key"], sealed.key_rows)
+            connection.execute_many("save_key", sealed.key_rows)
         for statement, values in sealed.statements:
             connection.execute(statement, values)
-        connection.execute(QUERIES["save_counters"], sealed.counters)
+        connection.execute("save_counters", sealed.counters)

@@ -39,8 +39,8 @@ from fencepost.protocol.commits import (
 )
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Stream
-from fencepost.store.sqlite.claims import Claims
-from fencepost.store.sqlite.ledger import Entry, Ledger
+from fencepost.store.engine.claims import Claims
+from fencepost.store.engine.ledger import Entry, Ledger
 
 
 class Draft:

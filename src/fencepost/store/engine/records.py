@@ -19,7 +19,7 @@ from fencepost.protocol.streams import (
     Stream,
     pack,
 )
-from fencepost.store.sqlite.database import Row
+from fencepost.store.engine.database import Row
 
 LIVE, SOFT_DELETED, DELETED = 0, 1, 2
 MESSAGES, CLOSED, REMOVED, EXPIRED, TRUNCATED = 0, 1, 2, 3, 4

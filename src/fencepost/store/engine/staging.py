@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-import apsw
-
 from fencepost.protocol.commits import Part
 from fencepost.store.contract import Upload
-from fencepost.store.sqlite.database import QUERIES, fetch
+from fencepost.store.engine.database import Connection
 
 ROW_BYTES = 512
 """What a small row counts for when a group's work is weighed: writing it takes time as well."""
@@ -60,7 +58,7 @@ class StagingGroup(Protocol):
 class Staging:
     """The decided state of staged parts. `pending` are the groups not yet on disk, oldest first."""
 
-    def __init__(self, connection: apsw.Connection, pending: Sequence[StagingGroup]) -> None:
+    def __init__(self, connection: Connection, pending: Sequence[StagingGroup]) -> None:
         self._connection = connection
         self._pending = pending
         self._next_chunk = 0
@@ -69,8 +67,8 @@ class Staging:
 
     def reset(self) -> None:
         """Forget everything that is not on disk."""
-        [(self.waiting_count,)] = fetch(self._connection, "count_waiting_parts")
-        [(self._next_chunk,)] = fetch(self._connection, "next_chunk")
+        [(self.waiting_count,)] = self._connection.fetch("count_waiting_parts")
+        [(self._next_chunk,)] = self._connection.fetch("next_chunk")
 
     def find(self, part: Part) -> StagedPart | None:
         """A part that was staged, committed ones included."""
@@ -81,7 +79,7 @@ class Staging:
                 return StagedPart(changes.made[part], committed)
             if part in changes.dropped:
                 return None
-        for media_type, on_disk in fetch(self._connection, "find_part", part):
+        for media_type, on_disk in self._connection.fetch("find_part", part):
             return StagedPart(media_type, on_disk if committed is None else committed)
         return None
 
@@ -93,7 +91,7 @@ class Staging:
             if part in changes.dropped:
                 break
         else:
-            rows = fetch(self._connection, "part_chunks", part)
+            rows = self._connection.fetch("part_chunks", part)
             found.update((row[1], ChunkRow(*row)) for row in rows)
         return [found[ordinal] for ordinal in sorted(found)]
 
@@ -105,7 +103,7 @@ class Staging:
                 return chunk.digest
             if part in changes.dropped:
                 return None
-        rows = fetch(self._connection, "find_chunk", (*part, ordinal))
+        rows = self._connection.fetch("find_chunk", (*part, ordinal))
         return bytes(rows[0][0]) if rows else None
 
     def _changes(self) -> Iterator[Changes]:
@@ -123,19 +121,19 @@ class Staging:
         if new:
             changes.made[part] = upload.media_type
             values: tuple[object, ...] = (*part, upload.media_type, now_ms)
-            group.statements.append((QUERIES["save_part"], values))
+            group.statements.append(("save_part", values))
             self.waiting_count += 1
         row = ChunkRow(self._next_chunk, upload.ordinal, batch.messages, batch.size, upload.digest)
         self._next_chunk += 1
         changes.chunks.setdefault(part, {})[upload.ordinal] = row
         values = (row.id, *part, *row[1:4], now_ms, batch.lengths, batch.data, row.digest)
-        group.statements.append((QUERIES["save_chunk"], values))
+        group.statements.append(("save_chunk", values))
         group.bytes += batch.size
 
     def use(self, group: StagingGroup, part: Part, position: int) -> None:
         """A commit makes a part messages: it can do so once."""
         _changes_of(group).used[part] = position
-        group.statements.append((QUERIES["commit_part"], (position, *part)))
+        group.statements.append(("commit_part", (position, *part)))
         group.bytes += ROW_BYTES
         self.waiting_count -= 1
 
@@ -149,8 +147,8 @@ class Staging:
         changes.made.pop(part, None)
         changes.chunks.pop(part, None)
         changes.dropped.add(part)
-        group.statements.append((QUERIES["drop_part"], part))
-        group.statements.append((QUERIES["drop_chunks"], part))
+        group.statements.append(("drop_part", part))
+        group.statements.append(("drop_chunks", part))
         group.bytes += size
         self.waiting_count -= 1
 

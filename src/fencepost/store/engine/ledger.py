@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import apsw
-
 from fencepost.protocol.appends import Append, Appended, KeyRecord, key_record
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
 from fencepost.store.contract import Published, StreamInfo
-from fencepost.store.sqlite import records
-from fencepost.store.sqlite.database import QUERIES, Row, fetch
-from fencepost.store.sqlite.records import (
+from fencepost.store.engine import records
+from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.records import (
     CLOSED,
     DELETED,
     LIVE,
@@ -29,7 +27,7 @@ from fencepost.store.sqlite.records import (
     SOFT_DELETED,
     TRUNCATED,
 )
-from fencepost.store.sqlite.staging import ROW_BYTES, Changes, Staging
+from fencepost.store.engine.staging import ROW_BYTES, Changes, Staging
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
 COMMITS = 0
@@ -118,7 +116,7 @@ class Ledger:
 
     def __init__(
         self,
-        connection: apsw.Connection,
+        connection: Connection,
         *,
         streams_max: int,
         producers_max: int,
@@ -143,7 +141,7 @@ class Ledger:
         self._by_id.clear()
         self._pending.clear()
         self._committed = self._groups
-        [counters] = fetch(self._connection, "load_counters")
+        [counters] = self._connection.fetch("load_counters")
         self.next_position, self.next_stream, self.last_ms = counters
         self.staging.reset()
 
@@ -175,7 +173,7 @@ class Ledger:
         return None if entry.gone else entry
 
     def _load(self, query: str, key: str | int) -> Entry | None:
-        rows = fetch(self._connection, query, (key,))
+        rows = self._connection.fetch(query, (key,))
         if not rows:
             return None
         stream, deadline_ms = records.stream_from_row(rows[0])
@@ -205,7 +203,7 @@ class Ledger:
         """What a producer has done on a stream."""
         if producer_id in entry.producers:
             return entry.producers[producer_id]
-        rows = fetch(self._connection, "find_producer", (entry.stream.id, producer_id))
+        rows = self._connection.fetch("find_producer", (entry.stream.id, producer_id))
         found = None if not rows else self._load_producer(entry.stream.id, producer_id, rows[0])
         if len(entry.producers) >= self._producers_max:
             self._forget_producers(entry)
@@ -214,11 +212,11 @@ class Ledger:
 
     def _load_producer(self, stream_id: int, producer_id: str, row: Row) -> Producer:
         _, seq, _, position, *_ = row
-        batches = fetch(self._connection, "recent_batches", (position, RECENT_BATCHES))
+        batches = self._connection.fetch("recent_batches", (position, RECENT_BATCHES))
         producer = records.producer_from_rows(producer_id, row, batches)
         if len(batches) < min(seq + 1, RECENT_BATCHES):
             # The rows of the others were purged after a truncation, which left this behind.
-            for kept in fetch(self._connection, "find_remembered", (stream_id, producer_id)):
+            for kept in self._connection.fetch("find_remembered", (stream_id, producer_id)):
                 return records.with_remembered(producer, len(batches), *kept)
         return producer
 
@@ -246,7 +244,7 @@ class Ledger:
             kept = group.keys.get(place)
             if kept is not None:
                 return kept
-        rows = fetch(self._connection, "find_key", place)
+        rows = self._connection.fetch("find_key", place)
         return records.key_from_row(rows[0]) if rows else None
 
     # Deciding: each of these changes the ledger and the open group together
@@ -372,7 +370,7 @@ class Ledger:
         stream = entry.stream
         stream.first = first
         values = (self.next_position, stream.id, self.last_ms)
-        group.statements.append((QUERIES["insert_truncation"], values))
+        group.statements.append(("insert_truncation", values))
         self.mark(group, entry, TRUNCATED, at=first)
         self.touch(group, entry)
 

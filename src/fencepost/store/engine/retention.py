@@ -1,4 +1,4 @@
-"""Retention at work: truncating by policy, purging what was truncated, giving space back.
+"""Retention at work: truncating by policy, and purging what was truncated.
 
 Everything here happens in bounded steps, so that no writer waits long. Truncating moves a stream's
 first offset, through the ledger like any other decision. The rows stay for the global log as long
@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import apsw
-
 from fencepost.clock import Clock
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import (
@@ -29,22 +27,15 @@ from fencepost.protocol.retention import (
     retention_of,
 )
 from fencepost.protocol.streams import PACKED_BYTES, RECENT_BATCHES, Segment, pack
-from fencepost.store.sql import load_queries
-from fencepost.store.sqlite import purges
-from fencepost.store.sqlite.database import QUERIES as STREAM_QUERIES
-from fencepost.store.sqlite.database import Row
-from fencepost.store.sqlite.records import TRUNCATED
-from fencepost.store.sqlite.store import SqliteStore
-
-QUERIES = load_queries("fencepost.store.sqlite", "retention.sql")
+from fencepost.store.engine import purges
+from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.records import TRUNCATED
+from fencepost.store.engine.upkept import Upkept
 
 STREAMS_PER_STEP_MAX = 1_000
 TRUNCATIONS_PER_STEP_MAX = 100
 ROWS_PER_STEP_MAX = 2_000
 PRODUCERS_PER_STEP_MAX = 5_000
-FREE_PAGES_KEPT = 256
-"""Free pages that are not worth giving back: the next messages will want them."""
-PAGES_PER_VACUUM_MAX = 1_000
 
 
 _Within = Callable[[Kept], bool]
@@ -53,7 +44,7 @@ _Within = Callable[[Kept], bool]
 class Keeper:
     """The jobs of retention, for the upkeep to call again and again."""
 
-    def __init__(self, store: SqliteStore, clock: Clock) -> None:
+    def __init__(self, store: Upkept, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._settings = store.settings
@@ -80,7 +71,11 @@ class Keeper:
             now_ms=self._clock.now_ms(),
         )
         overdue, self._last_stream = await self._store.readers.run(work)
-        return sum(self._store.truncate_stream(stream_id, first) for stream_id, first in overdue)
+        if not overdue:
+            return 0
+        return await self._store.decide(
+            lambda decider: sum(decider.truncate_stream(*place) for place in overdue)
+        )
 
     # Purging
 
@@ -115,14 +110,6 @@ class Keeper:
                 break
         return purged
 
-    async def vacuum(self) -> bool:
-        """Give some free pages at the end of the file back; whether there was enough to do."""
-        free, total = await self._store.readers.run(_pages)
-        if free <= max(FREE_PAGES_KEPT, total // 8):
-            return False
-        await self._store.between_commits(_vacuum)
-        return True
-
     # Producers
 
     async def forget_producers(self) -> int:
@@ -143,27 +130,16 @@ class Keeper:
         self._last_producer = (
             (rows[-1][0], rows[-1][1]) if len(rows) == PRODUCERS_PER_STEP_MAX else (0, "")
         )
-        return sum(
-            self._forget(stream_id, producer_id, before_ms, lifetime_ms)
+        silent = [
+            (stream_id, producer_id, before_ms, lifetime_ms)
             for stream_id, producer_id, updated_ms in rows
             if updated_ms <= before_ms and not self._claims.matches(producer_id)
+        ]
+        if not silent:
+            return 0
+        return await self._store.decide(
+            lambda decider: sum(decider.forget_producer(*one) for one in silent)
         )
-
-    def _forget(self, stream_id: int, producer_id: str, before_ms: int, lifetime_ms: int) -> bool:
-        store = self._store
-        entry = store.ledger.find_id(stream_id)
-        if entry is None:
-            return False  # its producers go with the stream
-        producer = store.ledger.find_producer(entry, producer_id)
-        if producer is None or producer.updated_ms > before_ms:
-            return False
-        entry.producers[producer_id] = None
-        statements = store.commits.group.statements
-        statements.append((QUERIES["forget_producer"], (stream_id, producer_id, before_ms)))
-        statements.append((QUERIES["forget_remembered"], (stream_id, producer_id)))
-        statements.append((QUERIES["note_forgetting"], (lifetime_ms,)))
-        store.commits.flush()
-        return True
 
 
 class _Held(NamedTuple):
@@ -176,14 +152,14 @@ class _Held(NamedTuple):
 
 
 def find_overdue(
-    connection: apsw.Connection, *, after: int, policies: Sequence[Policy], now_ms: int
+    connection: Connection, *, after: int, policies: Sequence[Policy], now_ms: int
 ) -> tuple[list[tuple[int, Offset]], int]:
     """Streams with a number above `after` that hold too much, and where they should begin.
 
     Also says where to go on: 0 when all were looked at.
     """
     query = "streams_to_look_at" if policies else "retained_streams_to_look_at"
-    rows = _fetch(connection, QUERIES[query], (after, STREAMS_PER_STEP_MAX))
+    rows = connection.fetch(query, (after, STREAMS_PER_STEP_MAX))
     overdue = []
     for stream_id, path, own, *numbers, segments in rows:
         retention = retention_of(
@@ -206,9 +182,7 @@ def segments_from(text: str | None) -> tuple[Segment, ...]:
     return tuple(Segment(stream_id, Offset(*end)) for stream_id, end in json.loads(text))
 
 
-def find_first(
-    connection: apsw.Connection, held: _Held, retention: Retention, now_ms: int
-) -> Offset:
+def find_first(connection: Connection, held: _Held, retention: Retention, now_ms: int) -> Offset:
     """Where a stream should begin by its retention: an append's start, its tail, or where it does.
 
     Appends become smaller to keep, and younger, from the first to the last, so the first one that
@@ -249,7 +223,7 @@ def _stretches(held: _Held) -> Iterator[tuple[int, int, int]]:
 
 
 def _first_within(
-    connection: apsw.Connection, stream_id: int, below: int, found: Kept, within: _Within
+    connection: Connection, stream_id: int, below: int, found: Kept, within: _Within
 ) -> Kept:
     above = found.start.bytes
     while above - below > 1:
@@ -264,49 +238,43 @@ def _first_within(
     return found
 
 
-def _row(connection: apsw.Connection, query: str, values: tuple[int, ...]) -> Kept | None:
-    for version, start_bytes, at_ms in _fetch(connection, QUERIES[query], values):
+def _row(connection: Connection, query: str, values: tuple[int, ...]) -> Kept | None:
+    for version, start_bytes, at_ms in connection.fetch(query, values):
         return Kept(Offset(version, start_bytes), at_ms)
     return None
-
-
-def _fetch(connection: apsw.Connection, query: str, values: tuple[object, ...] = ()) -> list[Row]:
-    return connection.execute(query, values).fetchall()
 
 
 # Purging
 
 
-def _find_due(
-    connection: apsw.Connection, before_ms: int
-) -> tuple[int, int, tuple[int, ...]] | None:
+def _find_due(connection: Connection, before_ms: int) -> tuple[int, int, tuple[int, ...]] | None:
     """A stream with rows to purge, its newest marker that is old enough, and what it inherits."""
-    found = _fetch(connection, QUERIES["oldest_truncation"])
+    found = connection.fetch("oldest_truncation")
     if not found or found[0][1] > before_ms:
         return None
     [(stream_id, _)] = found
-    [(position,)] = _fetch(connection, QUERIES["last_due_truncation"], (stream_id, before_ms))
+    [(position,)] = connection.fetch("last_due_truncation", (stream_id, before_ms))
     return stream_id, position, inherited_from(stream_id, connection)
 
 
-def inherited_from(stream_id: int, connection: apsw.Connection) -> tuple[int, ...]:
+def inherited_from(stream_id: int, connection: Connection) -> tuple[int, ...]:
     """The streams in which a fork's inherited messages lie."""
-    rows = _fetch(connection, QUERIES["stream_to_purge"], (stream_id,))
+    rows = connection.fetch("stream_to_purge", (stream_id,))
     segments = segments_from(rows[0][3]) if rows else ()
     return tuple(segment.stream_id for segment in segments)
 
 
-def purge_limit(connection: apsw.Connection, stream_id: int, before_ms: int) -> int:
+def purge_limit(connection: Connection, stream_id: int, before_ms: int) -> int:
     """The byte of a stream below which nobody may ask for anything, reader, fork or log."""
-    rows = _fetch(connection, QUERIES["stream_to_purge"], (stream_id,))
-    due = _fetch(connection, QUERIES["due_marker"], (stream_id, before_ms))
+    rows = connection.fetch("stream_to_purge", (stream_id,))
+    due = connection.fetch("due_marker", (stream_id, before_ms))
     if not rows or not due:
         return 0
     [(_, tail_bytes, forks_count, _)] = rows
     [(kind, start_bytes)] = due
     limit: int = start_bytes if kind == TRUNCATED else tail_bytes
     if forks_count > 0:
-        for first_bytes, segments in _fetch(connection, QUERIES["forks"]):
+        for first_bytes, segments in connection.fetch("forks"):
             limit = min(limit, _needed_from(stream_id, first_bytes, segments_from(segments), limit))
     return limit
 
@@ -323,10 +291,10 @@ def _needed_from(
     return limit
 
 
-def purge_piece(connection: apsw.Connection, stream_id: int, limit: int) -> int:
+def purge_piece(connection: Connection, stream_id: int, limit: int) -> int:
     """Drop some rows that end by `limit`, in one transaction; how many there were."""
     with connection:
-        found = _fetch(connection, QUERIES["rows_to_purge"], (stream_id, limit, ROWS_PER_STEP_MAX))
+        found = connection.fetch("rows_to_purge", (stream_id, limit, ROWS_PER_STEP_MAX))
         rows = [row[:4] for row in found if row[4] + row[2] <= limit]
         if rows:
             _, _, size, _, start_bytes = found[len(rows) - 1]
@@ -335,13 +303,11 @@ def purge_piece(connection: apsw.Connection, stream_id: int, limit: int) -> int:
     return len(rows)
 
 
-def _remember(connection: apsw.Connection, stream_id: int, before_bytes: int) -> None:
+def _remember(connection: Connection, stream_id: int, before_bytes: int) -> None:
     """Keep what repeated requests are compared with, before the rows go."""
-    producers = _fetch(
-        connection, QUERIES["producers_of_rows"], (stream_id, before_bytes, RECENT_BATCHES)
-    )
+    producers = connection.fetch("producers_of_rows", (stream_id, before_bytes, RECENT_BATCHES))
     for producer_id, epoch, seq, position in producers:
-        chain = _fetch(connection, STREAM_QUERIES["recent_batches"], (position, RECENT_BATCHES))
+        chain = connection.fetch("recent_batches", (position, RECENT_BATCHES))
         packed = b"".join(pack(Offset(version, size), digest) for version, size, digest in chain)
         missing = min(seq + 1, RECENT_BATCHES) - len(chain)
         if missing > 0:
@@ -349,40 +315,29 @@ def _remember(connection: apsw.Connection, stream_id: int, before_bytes: int) ->
                 _kept_before(connection, stream_id, producer_id, epoch, seq - len(chain)) + packed
             )
         values = (stream_id, producer_id, epoch, seq, packed[-RECENT_BATCHES * PACKED_BYTES :])
-        connection.execute(QUERIES["save_remembered"], values)
+        connection.execute("save_remembered", values)
 
 
 def _kept_before(
-    connection: apsw.Connection, stream_id: int, producer_id: str, epoch: int, upto: int
+    connection: Connection, stream_id: int, producer_id: str, epoch: int, upto: int
 ) -> bytes:
     """What was kept earlier of a producer's batches up to a sequence number."""
-    found = _fetch(connection, STREAM_QUERIES["find_remembered"], (stream_id, producer_id))
+    found = connection.fetch("find_remembered", (stream_id, producer_id))
     if not found or found[0][0] != epoch or found[0][1] < upto:
         return b""
     [(_, seq, batches)] = found
     return bytes(batches[: len(batches) - (seq - upto) * PACKED_BYTES])
 
 
-def _finish(connection: apsw.Connection, stream_id: int, position: int) -> int:
+def _finish(connection: Connection, stream_id: int, position: int) -> int:
     """A truncation is purged: nobody waits for it, and earlier markers say nothing any more."""
     with connection:
-        markers = _fetch(
-            connection, QUERIES["superseded_markers"], (stream_id, position, ROWS_PER_STEP_MAX)
-        )
+        markers = connection.fetch("superseded_markers", (stream_id, position, ROWS_PER_STEP_MAX))
         purges.drop(connection, stream_id, markers)
         if len(markers) < ROWS_PER_STEP_MAX:
-            connection.execute(QUERIES["forget_truncations"], (stream_id, position))
+            connection.execute("forget_truncations", (stream_id, position))
     return len(markers)
 
 
-def _pages(connection: apsw.Connection) -> tuple[int, int]:
-    return connection.pragma("freelist_count"), connection.pragma("page_count")
-
-
-def _vacuum(connection: apsw.Connection) -> int:
-    connection.execute(f"PRAGMA incremental_vacuum({PAGES_PER_VACUUM_MAX})").fetchall()
-    return 0
-
-
-def _producers(connection: apsw.Connection, after: tuple[int, str], rows_max: int) -> list[Row]:
-    return _fetch(connection, QUERIES["producers_after"], (*after, rows_max))
+def _producers(connection: Connection, after: tuple[int, str], rows_max: int) -> list[Row]:
+    return connection.fetch("producers_after", (*after, rows_max))

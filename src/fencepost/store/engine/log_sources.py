@@ -11,13 +11,8 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import apsw
-
 from fencepost.protocol.logs import Part, Selection
-from fencepost.store.sql import load_queries
-from fencepost.store.sqlite.database import Row
-
-QUERIES = load_queries("fencepost.store.sqlite", "logs.sql")
+from fencepost.store.engine.database import Connection, Row
 
 SHORT_RANGE = 16_384
 """Up to so many positions a look at every row is cheaper than the index by stream."""
@@ -30,17 +25,15 @@ WIDTH = 4_096
 
 
 def run(
-    connection: apsw.Connection, query: str, source: Source | None = None, **values: object
+    connection: Connection, query: str, source: Source | None = None, **values: object
 ) -> list[Row]:
     """All rows of a named query, over `source` where the query says so."""
-    text = QUERIES[query]
-    if source is not None:
-        text = text.replace("/*rows*/", QUERIES[source.name])
-        values = source.values | values
-    return connection.execute(text, values).fetchall()
+    if source is None:
+        return connection.fetch(query, values)
+    return connection.fetch(query, source.values | values, rows=source.name)
 
 
-def head_of(connection: apsw.Connection) -> int:
+def head_of(connection: Connection) -> int:
     """The newest position in this connection's view."""
     [(head,)] = run(connection, "head")
     assert isinstance(head, int)
@@ -68,7 +61,7 @@ def in_range(low: int, high: int, part: Part | None, ids: Iterable[int] | None =
     return Source("source_scan", values)
 
 
-def row_start(connection: apsw.Connection, position: int) -> int:
+def row_start(connection: Connection, position: int) -> int:
     """Where to begin so that an append that a position lies inside is not missed."""
     found = run(connection, "row_over", position=position)
     if found:
@@ -79,32 +72,31 @@ def row_start(connection: apsw.Connection, position: int) -> int:
     return position
 
 
-def end_of(last: str | None) -> str | bytes:
-    """The end of a range of texts for a query: a blob, after every text, when there is none."""
-    return b"" if last is None else last
+def end_of(connection: Connection, last: str | None) -> str | bytes:
+    """The end of a range of texts for a query: what comes after every text when there is none."""
+    return connection.after_every_text if last is None else last
 
 
-def resolve(connection: apsw.Connection, selection: Selection, ids_max: int) -> list[int] | None:
+def resolve(connection: Connection, selection: Selection, ids_max: int) -> list[int] | None:
     """The selected incarnations when they are few and easily found, else None."""
     ids: set[int] = set()
     for first, last in selection.path_ranges():
+        end = end_of(connection, last)
         for query in ("live_ids", "deleted_ids"):
-            found = run(connection, query, first=first, last=end_of(last), limit=CANDIDATES_MAX)
+            found = run(connection, query, first=first, last=end, limit=CANDIDATES_MAX)
             if len(found) == CANDIDATES_MAX:
                 return None
             ids.update(stream for stream, path in found if selection.takes(stream, path))
     return sorted(ids) if len(ids) <= ids_max else None
 
 
-def ids_between(
-    connection: apsw.Connection, selection: Selection, low: int, high: int
-) -> list[int]:
+def ids_between(connection: Connection, selection: Selection, low: int, high: int) -> list[int]:
     """The selected incarnations that have rows in a range."""
     found = run(connection, "distinct_streams", in_range(low, high, selection.part))
     return [stream for stream, path in found if selection.takes(stream, path)]
 
 
-def first_place(connection: apsw.Connection, stream: int, position: int) -> int | None:
+def first_place(connection: Connection, stream: int, position: int) -> int | None:
     """The byte offset of a stream's first row at or after a position; None when there is none.
 
     Offsets and positions of one stream grow together, so the place is found by halving.

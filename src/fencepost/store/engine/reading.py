@@ -1,8 +1,8 @@
 """Reading messages: bounded chunks, fetched by a few threads with connections of their own.
 
 No read transaction outlives one chunk, so the write-ahead log can always be folded back into the
-database. A chunk is made of whole rows joined by SQLite itself; only the first row of a chunk may
-be partial, when a reader resumes inside it or when it alone is larger than the chunk may be.
+database. A chunk is made of whole rows joined by the database itself; only its first row may be
+partial, when a reader resumes inside it or when it alone is larger than the chunk may be.
 """
 
 from __future__ import annotations
@@ -12,36 +12,42 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
-
-import apsw
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fencepost.protocol.batches import cut, message_lengths
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Segment
-from fencepost.store.sqlite.database import fetch
+from fencepost.store.engine.database import Connection
+
+
+class Closable(Protocol):
+    """As much of a connection as the pool itself needs."""
+
+    def close(self) -> None: ...
+
 
 T = TypeVar("T")
+ConnectionT = TypeVar("ConnectionT", bound=Closable)
 
 CHARACTER_BYTES_MAX = 4
 """The longest character in UTF-8."""
 
 
-class Readers:
+class Readers(Generic[ConnectionT]):
     """A few threads that read, each call on a connection that nobody else is using."""
 
-    def __init__(self, connect: Callable[[], apsw.Connection], *, threads: int) -> None:
-        self._connections: queue.SimpleQueue[apsw.Connection] = queue.SimpleQueue()
+    def __init__(self, connect: Callable[[], ConnectionT], *, threads: int) -> None:
+        self._connections: queue.SimpleQueue[ConnectionT] = queue.SimpleQueue()
         self._all = [connect() for _ in range(threads)]
         for connection in self._all:
             self._connections.put(connection)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fencepost-reader")
 
-    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+    async def run(self, work: Callable[[ConnectionT], T]) -> T:
         """The result of `work`, done in a reader thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, work)
 
-    def _run(self, work: Callable[[apsw.Connection], T]) -> T:
+    def _run(self, work: Callable[[ConnectionT], T]) -> T:
         connection = self._connections.get()
         try:
             return work(connection)
@@ -70,7 +76,7 @@ class OffsetError(Exception):
 
 
 def read_chunk(
-    connection: apsw.Connection,
+    connection: Connection,
     segments: tuple[Segment, ...],
     after: Offset,
     *,
@@ -97,11 +103,11 @@ def read_chunk(
 
 
 def _read_segment(
-    connection: apsw.Connection, segment: Segment, at: Offset, *, bytes_max: int, is_json: bool
+    connection: Connection, segment: Segment, at: Offset, *, bytes_max: int, is_json: bool
 ) -> Piece:
     stream, end = segment
     limit = min(at.bytes + bytes_max, end.bytes)
-    last = fetch(connection, "last_start_below", (stream, at.bytes, limit))
+    last = connection.fetch("last_start_below", (stream, at.bytes, limit))
     if last:
         [(last_start, last_end)] = last
         stop = last_end if last_end <= limit else last_start
@@ -113,11 +119,11 @@ def _read_segment(
 
 
 def _whole_rows(
-    connection: apsw.Connection, stream: int, at: Offset, stop: int, *, is_json: bool
+    connection: Connection, stream: int, at: Offset, stop: int, *, is_json: bool
 ) -> Piece | None:
     """The rows from `at` that end by `stop`; None when `at` is not where a row starts."""
-    [(count, version, start, next_version, next_bytes, data)] = fetch(
-        connection, "joined_rows", (stream, at.bytes, stop, "," if is_json else "")
+    [(count, version, start, next_version, next_bytes, data)] = connection.fetch(
+        "joined_rows", (stream, at.bytes, stop, "," if is_json else "")
     )
     if count == 0 or start != at.bytes:
         return None
@@ -127,9 +133,9 @@ def _whole_rows(
 
 
 def _part_of_row(
-    connection: apsw.Connection, segment: Segment, at: Offset, limit: int, *, is_json: bool
+    connection: Connection, segment: Segment, at: Offset, limit: int, *, is_json: bool
 ) -> Piece:
-    rows = fetch(connection, "row_at", (segment.stream_id, at.bytes))
+    rows = connection.fetch("row_at", (segment.stream_id, at.bytes))
     if not rows:
         raise RowsGoneError
     [(version, start, count, size, lengths, data)] = rows
@@ -177,13 +183,11 @@ def _json_part(
     return Piece(part, Offset(version + stop, ends[stop]))
 
 
-def whole_messages(
-    connection: apsw.Connection, segments: tuple[Segment, ...], at: Offset
-) -> Offset:
+def whole_messages(connection: Connection, segments: tuple[Segment, ...], at: Offset) -> Offset:
     """`at` as a fork begins there: a message that it cuts counts, for the fork has it."""
     for segment in segments:
         if at.bytes < segment.end.bytes:
-            rows = fetch(connection, "row_at", (segment.stream_id, at.bytes))
+            rows = connection.fetch("row_at", (segment.stream_id, at.bytes))
             if not rows:
                 raise RowsGoneError
             version, start = rows[0][:2]
@@ -193,7 +197,7 @@ def whole_messages(
 
 
 def resolve_sub_offset(
-    connection: apsw.Connection,
+    connection: Connection,
     segments: tuple[Segment, ...],
     anchor: Offset,
     sub_offset: int,
@@ -206,7 +210,7 @@ def resolve_sub_offset(
             break
     else:
         return None
-    rows = fetch(connection, "row_at", (segment.stream_id, anchor.bytes))
+    rows = connection.fetch("row_at", (segment.stream_id, anchor.bytes))
     if not rows:
         raise RowsGoneError
     [(version, start, count, size, lengths, data)] = rows

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import apsw
-
 from fencepost.protocol.appends import Append, Appended, AppendOutcome
 from fencepost.protocol.claims import (
     Actor,
@@ -24,8 +22,8 @@ from fencepost.protocol.claims import (
 )
 from fencepost.protocol.rates import NEW, TooFast, decide_append_pace, ended
 from fencepost.protocol.streams import CLAIMED, Producer
-from fencepost.store.sqlite.database import fetch
-from fencepost.store.sqlite.ledger import Entry
+from fencepost.store.engine.database import Connection
+from fencepost.store.engine.ledger import Entry
 
 STANDINGS_MAX = 4096
 """Principals that are kept in mind although they have no open claims."""
@@ -34,7 +32,7 @@ STANDINGS_MAX = 4096
 class Claims:
     """The standings of all principals, as after all decisions made so far."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.standings: Standings = {}
         self.auditor: Callable[[AuditEvent], None] | None = None
@@ -45,7 +43,7 @@ class Claims:
 
     def reset(self) -> None:
         """Count the open claims that are on disk; rates go on."""
-        counts = {str(name): int(count) for name, count in fetch(self._connection, "open_claims")}
+        counts = {str(name): int(count) for name, count in self._connection.fetch("open_claims")}
         for name in {*self.standings, *counts}:
             standing = self.standings.get(name, NEW)
             self.standings[name] = standing._replace(open_claims=counts.get(name, 0))
@@ -129,7 +127,7 @@ class Claims:
         if not any(standing.open_claims for standing in self.standings.values()):
             return
         for name in _open_claims(
-            fetch(self._connection, "open_claims_of", (entry.stream.id,)), entry
+            self._connection.fetch("open_claims_of", (entry.stream.id,)), entry
         ):
             standing = self.standings.get(name, NEW)
             self.standings[name] = ended(standing, abandoned=False, now_ms=now_ms)

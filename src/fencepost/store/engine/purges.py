@@ -11,26 +11,24 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-import apsw
-
 from fencepost.protocol.logs import Selection
-from fencepost.store.sqlite.database import Row
-from fencepost.store.sqlite.log_sources import QUERIES, bucket_of, end_of, run
+from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.log_sources import bucket_of, end_of, run
 
 
-def purge(connection: apsw.Connection, stream_id: int, rows_max: int) -> int:
+def purge(connection: Connection, stream_id: int, rows_max: int) -> int:
     """Drop some rows of a stream and record it; how many there were. Call it in a transaction.
 
     Messages go first: as long as there is one, its stream's markers are there as well.
     """
-    rows = connection.execute(QUERIES["purgeable_messages"], (stream_id, rows_max)).fetchall()
+    rows = connection.fetch("purgeable_messages", (stream_id, rows_max))
     if not rows:
-        rows = connection.execute(QUERIES["purgeable_markers"], (stream_id, rows_max)).fetchall()
+        rows = connection.fetch("purgeable_markers", (stream_id, rows_max))
     drop(connection, stream_id, rows)
     return len(rows)
 
 
-def drop(connection: apsw.Connection, stream_id: int, rows: Sequence[Row]) -> None:
+def drop(connection: Connection, stream_id: int, rows: Sequence[Row]) -> None:
     """Remove these rows (position, count, size, chunk) of a stream, in a transaction.
 
     Everything that takes rows out of the log goes through here: the record and the weights of the
@@ -41,23 +39,21 @@ def drop(connection: apsw.Connection, stream_id: int, rows: Sequence[Row]) -> No
     runs = [(position, count) for position, count, _, _ in rows]
     last = max(position + count - 1 for position, count in runs)
     first = min(position for position, _ in runs)
-    connection.execute(QUERIES["save_purge"], (stream_id, first, last, pack_runs(sorted(runs))))
+    connection.execute("save_purge", (stream_id, first, last, pack_runs(sorted(runs))))
     reduced: dict[int, tuple[int, int]] = {}
     for position, count, size, _ in rows:
         bucket = bucket_of(position)
         messages, payload = reduced.get(bucket, (0, 0))
         reduced[bucket] = messages + count, payload + size
-    connection.executemany(
-        QUERIES["reduce_bucket"], [(*weight, bucket) for bucket, weight in reduced.items()]
+    connection.execute_many(
+        "reduce_bucket", [(*weight, bucket) for bucket, weight in reduced.items()]
     )
-    connection.executemany(QUERIES["purge_row"], [(position,) for position, _ in runs])
+    connection.execute_many("purge_row", [(position,) for position, _ in runs])
     chunks = [(chunk,) for _, _, _, chunk in rows if chunk is not None]
-    connection.executemany(QUERIES["purge_chunk"], chunks)
+    connection.execute_many("purge_chunk", chunks)
 
 
-def last_purged(
-    connection: apsw.Connection, selection: Selection, low: int, high: int
-) -> int | None:
+def last_purged(connection: Connection, selection: Selection, low: int, high: int) -> int | None:
     """The newest position from `low` to `high` whose row was of this selection and is gone."""
     newest = None
     for stream, path, first, last, runs in _records(connection, selection, low, high):
@@ -71,15 +67,18 @@ def last_purged(
     return newest
 
 
-def _records(
-    connection: apsw.Connection, selection: Selection, low: int, high: int
-) -> Iterator[Row]:
+def _records(connection: Connection, selection: Selection, low: int, high: int) -> Iterator[Row]:
     if not selection.by_path:
-        yield from connection.execute(QUERIES["purges_between"], {"low": low, "high": high})
+        yield from connection.fetch("purges_between", {"low": low, "high": high})
         return
     for first, last in selection.path_ranges():
         yield from run(
-            connection, "purges_of_paths", first=first, last=end_of(last), low=low, high=high
+            connection,
+            "purges_of_paths",
+            first=first,
+            last=end_of(connection, last),
+            low=low,
+            high=high,
         )
 
 

@@ -1,9 +1,9 @@
-"""Reading the global log in SQLite, in two steps within one snapshot.
+"""Reading the global log, in two steps within one snapshot.
 
 First the sizes of the rows from the asked position on decide how many fit; then the columns of just
-those are gathered, each by one aggregate, inside SQLite and without the interpreter's lock. Which
-rows are looked at depends on the selection: all of a range, those of a part, those of some streams
-in a range, or, for a few streams in a long log, only the ones that the index by stream names.
+those are gathered, each by one aggregate, inside the database and without the interpreter's lock.
+Which rows are looked at depends on the selection: all of a range, those of a part, those of some
+streams in a range, or, for a few streams in a long log, only those that the index by stream names.
 """
 
 from __future__ import annotations
@@ -13,25 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import apsw
 import msgspec
 
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import ROW_BYTES, LogRow, Selection, fitting, fitting_in_row
-from fencepost.store.log_contract import (
-    BeyondHead,
-    Integers,
-    LogChunk,
-    LogQuery,
-    LogRows,
-    Named,
-    Plan,
-    PlanQuery,
-    Pruned,
-)
-from fencepost.store.sqlite import plans, purges
-from fencepost.store.sqlite.log_sources import (
-    QUERIES,
+from fencepost.store.engine import plans, purges
+from fencepost.store.engine.database import Connection
+from fencepost.store.engine.log_sources import (
     SHORT_RANGE,
     STREAMS_MAX,
     Source,
@@ -43,7 +31,18 @@ from fencepost.store.sqlite.log_sources import (
     row_start,
     run,
 )
-from fencepost.store.sqlite.reading import Readers
+from fencepost.store.engine.reading import Readers
+from fencepost.store.log_contract import (
+    BeyondHead,
+    Integers,
+    LogChunk,
+    LogQuery,
+    LogRows,
+    Named,
+    Plan,
+    PlanQuery,
+    Pruned,
+)
 
 T = TypeVar("T")
 
@@ -55,10 +54,10 @@ _INTEGERS = msgspec.json.Decoder(list[int])
 _TEXTS_OR_NOT = msgspec.json.Decoder(list[str | None])
 
 
-class SqliteLogs:
-    """The log of one embedded store."""
+class SqlLogs:
+    """The log of one store."""
 
-    def __init__(self, readers: Readers, limits: Limits) -> None:
+    def __init__(self, readers: Readers[Any], limits: Limits) -> None:
         self._readers = readers
         self._limits = limits
 
@@ -71,7 +70,7 @@ class SqliteLogs:
         return await self._readers.run(partial(self._read, query=query, render=render))
 
     def _read(
-        self, connection: apsw.Connection, query: LogQuery, render: Callable[[LogRows], T]
+        self, connection: Connection, query: LogQuery, render: Callable[[LogRows], T]
     ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
         with connection:  # one snapshot for the head and the rows; over before anything is rendered
             chunk = read_log(connection, query, self._limits)
@@ -92,7 +91,7 @@ class _Span(NamedTuple):
 
 
 def read_log(
-    connection: apsw.Connection, query: LogQuery, limits: Limits
+    connection: Connection, query: LogQuery, limits: Limits
 ) -> LogChunk | Pruned | BeyondHead:
     """What a reader gets. Call it inside a transaction."""
     head = head_of(connection)
@@ -111,9 +110,7 @@ def read_log(
     return LogChunk(rows, after, at, until, head, pruned)
 
 
-def _choose(
-    connection: apsw.Connection, query: LogQuery, low: int, until: int, limits: Limits
-) -> _Span:
+def _choose(connection: Connection, query: LogQuery, low: int, until: int, limits: Limits) -> _Span:
     selection = query.selection
     first = row_start(connection, low)
     high = min(until, low + limits.log_scan_max - 1)
@@ -126,7 +123,7 @@ def _choose(
     return _search(connection, selection, first, high)
 
 
-def _search(connection: apsw.Connection, selection: Selection, low: int, high: int) -> _Span:
+def _search(connection: Connection, selection: Selection, low: int, high: int) -> _Span:
     """The next stretch in which selected streams have rows."""
     at = low
     while True:
@@ -138,7 +135,7 @@ def _search(connection: apsw.Connection, selection: Selection, low: int, high: i
 
 
 def _by_index(
-    connection: apsw.Connection, ids: Sequence[int], low: int, until: int, rows_max: int
+    connection: Connection, ids: Sequence[int], low: int, until: int, rows_max: int
 ) -> _Span:
     positions: list[int] = []
     high = until
@@ -153,19 +150,17 @@ def _by_index(
 
 
 def _of_stream(
-    connection: apsw.Connection, stream: int, low: int, high: int, limit: int
+    connection: Connection, stream: int, low: int, high: int, limit: int
 ) -> Iterator[int]:
     """The positions of a stream's rows in a range, messages first, then markers."""
     place = first_place(connection, stream, low)
     if place is not None:
-        cursor = connection.execute(
-            QUERIES["positions_of_stream"], {"stream": stream, "place": place, "limit": limit}
-        )
-        for (position,) in cursor:
+        for (position,) in run(
+            connection, "positions_of_stream", stream=stream, place=place, limit=limit
+        ):
             if position > high:
                 break
             yield position
-        cursor.close()
     for (position,) in run(
         connection, "markers_of_stream", stream=stream, low=low, high=high, limit=limit
     ):
@@ -184,7 +179,7 @@ class _Measured:
         self.messages = 0
         self.cost = 0
 
-    def add(self, connection: apsw.Connection, source: Source) -> None:
+    def add(self, connection: Connection, source: Source) -> None:
         [(count, first, last, kind, most, produced, sizes)] = run(connection, "sizes", source)
         if not count:
             return
@@ -218,7 +213,7 @@ def _joined(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:
 
 
 def _rows_of(
-    connection: apsw.Connection, span: _Span, query: LogQuery, low: int
+    connection: Connection, span: _Span, query: LogQuery, low: int
 ) -> tuple[LogRows | None, int]:
     """The rows of a span that fit into an answer, and the last position that it then covers."""
     measured = _Measured()
@@ -237,7 +232,7 @@ def _rows_of(
 
 
 def _cut_rows(
-    connection: apsw.Connection,
+    connection: Connection,
     source: Source,
     measured: _Measured,
     query: LogQuery,
@@ -267,7 +262,7 @@ def _cut_rows(
 
 
 def _gather(
-    connection: apsw.Connection, source: Source, measured: _Measured, low: int, last: int
+    connection: Connection, source: Source, measured: _Measured, low: int, last: int
 ) -> LogRows:
     """The columns of the measured rows; messages below `low` or above `last` are marked off."""
     positions, counts = measured.positions, measured.counts
@@ -306,6 +301,6 @@ def _gather(
     )
 
 
-def _names(connection: apsw.Connection, ids: set[int]) -> dict[int, Named]:
+def _names(connection: Connection, ids: set[int]) -> dict[int, Named]:
     found: list[Any] = run(connection, "names", streams=json.dumps(list(ids)))
     return {stream: Named(path, content_type) for stream, path, content_type in found}

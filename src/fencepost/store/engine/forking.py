@@ -5,8 +5,6 @@ Only committed rows are looked at: those are all that a client can know an offse
 
 from __future__ import annotations
 
-import apsw
-
 from fencepost.protocol.creates import (
     BadForkPoint,
     ForkFrom,
@@ -16,12 +14,13 @@ from fencepost.protocol.creates import (
 )
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Segment, Stream
-from fencepost.store.sqlite import reading
-from fencepost.store.sqlite.ledger import Entry
+from fencepost.store.engine import reading
+from fencepost.store.engine.database import Connection
+from fencepost.store.engine.ledger import Entry
 
 
 def fork_point(
-    connection: apsw.Connection, entry: Entry | None, asked: ForkFrom
+    connection: Connection, entry: Entry | None, asked: ForkFrom
 ) -> ForkPoint | SourceMissing | SourceDeleted | BadForkPoint:
     """Where a fork of the stream in `entry` begins, or why it cannot."""
     if entry is None:
@@ -45,7 +44,7 @@ def fork_point(
     return _place_in(connection, source, at, asked.sub_offset)
 
 
-def is_place(connection: apsw.Connection, entry: Entry, at: Offset) -> bool:
+def is_place(connection: Connection, entry: Entry, at: Offset) -> bool:
     """Whether a stream has such an offset, among those that a client can know."""
     stream = entry.stream
     if at == stream.tail or (entry.view is not None and at == entry.view.tail):
@@ -59,7 +58,7 @@ def is_place(connection: apsw.Connection, entry: Entry, at: Offset) -> bool:
 
 
 def _place_in(
-    connection: apsw.Connection, source: Stream, at: Offset, sub_offset: int
+    connection: Connection, source: Stream, at: Offset, sub_offset: int
 ) -> ForkPoint | BadForkPoint:
     segments = own_segments(source.id, source.segments, source.tail)
     try:

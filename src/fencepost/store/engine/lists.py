@@ -1,4 +1,4 @@
-"""Lists in SQLite: pages that begin after a key and look at a bounded number of candidates.
+"""Lists: pages that begin after a key and look at a bounded number of candidates.
 
 A pattern narrows the index range by what all its matches begin with; the rest is decided path by
 path. A page that has looked at enough candidates ends there, with the key to
@@ -10,30 +10,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
-
-import apsw
+from typing import Any, NamedTuple
 
 from fencepost.protocol.globs import Glob
-from fencepost.protocol.logs import literal_prefix, text_range
+from fencepost.protocol.logs import literal_prefix, next_text, text_range
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
+from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.log_sources import end_of
+from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, Page
-from fencepost.store.sql import load_queries
-from fencepost.store.sqlite.database import Row
-from fencepost.store.sqlite.log_sources import end_of
-from fencepost.store.sqlite.reading import Readers
-
-QUERIES = load_queries("fencepost.store.sqlite", "lists.sql")
 
 CANDIDATES_MAX = 10_000
 """Streams, or producers, that one page looks at."""
 
 
-class SqliteLists:
-    """The lists of one embedded store."""
+class SqlLists:
+    """The lists of one store."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: Readers[Any]) -> None:
         self._readers = readers
 
     async def list_streams(
@@ -54,8 +49,8 @@ class SqliteLists:
         return await self._readers.run(partial(keys, after=after, as_of_ms=as_of_ms, limit=limit))
 
 
-def _run(connection: apsw.Connection, query: str, **values: object) -> list[Row]:
-    return connection.execute(QUERIES[query], values).fetchall()
+def _run(connection: Connection, query: str, **values: object) -> list[Row]:
+    return connection.fetch(query, values)
 
 
 class _Texts(NamedTuple):
@@ -65,11 +60,10 @@ class _Texts(NamedTuple):
     first: str
     last: str | None
 
-    def bounds(self, after: str = "") -> dict[str, object]:
+    def bounds(self, connection: Connection, after: str = "") -> dict[str, object]:
         """The range for a query, from the first text after `after`."""
-        # No text lies between one and the same with a NUL behind it.
-        first = max(self.first, after + "\0") if after else self.first
-        return {"first": first, "last": end_of(self.last)}
+        first = max(self.first, next_text(after)) if after else self.first
+        return {"first": first, "last": end_of(connection, self.last)}
 
     def take(self, text: str) -> bool:
         return self.glob is None or self.glob.matches(text)
@@ -79,12 +73,12 @@ def _texts(glob: Glob | None) -> _Texts:
     if glob is None:
         return _Texts(None, "", None)
     if glob.is_exact:
-        return _Texts(glob, glob.text, glob.text + "\0")
+        return _Texts(glob, glob.text, next_text(glob.text))
     return _Texts(glob, *text_range(literal_prefix(glob)))
 
 
 def streams(
-    connection: apsw.Connection, glob: Glob | None, after: str, limit: int
+    connection: Connection, glob: Glob | None, after: str, limit: int
 ) -> Page[ListedStream]:
     """A page of live streams, in the order of their paths."""
     wanted = _texts(glob)
@@ -92,7 +86,7 @@ def streams(
     looked_at, more = after, False
     with connection:
         for count in _batches(limit + 1):
-            bounds = wanted.bounds(looked_at)
+            bounds = wanted.bounds(connection, looked_at)
             found = _run(connection, "candidate_paths", **bounds, limit=count)
             matching += [path for (path,) in found if wanted.take(path)]
             more = len(found) == count
@@ -133,7 +127,7 @@ def _stream(row: Row) -> ListedStream:
 
 
 def producers(
-    connection: apsw.Connection,
+    connection: Connection,
     stream: Glob | None,
     glob: Glob | None,
     after: tuple[str, str],
@@ -146,7 +140,7 @@ def producers(
     with connection:
         for count in _batches(limit + 1):
             # The stream that the page before ended in may have more.
-            bounds = paths.bounds() | {"first": max(paths.first, at[0])}
+            bounds = paths.bounds(connection) | {"first": max(paths.first, at[0])}
             found = _run(connection, "candidate_streams", **bounds, limit=count)
             chosen = [row for row in found if paths.take(row[0])]
             more, following = _producers_of(connection, chosen, ids, at, limit - len(page))
@@ -156,12 +150,12 @@ def producers(
             if len(found) < count:
                 return Page(page, None)
             # The text after the last path: that stream is done.
-            at = (found[-1][0] + "\0", "")
+            at = (next_text(found[-1][0]), "")
     return Page(page, at)
 
 
 def _producers_of(
-    connection: apsw.Connection, chosen: list[Row], ids: _Texts, after: tuple[str, str], limit: int
+    connection: Connection, chosen: list[Row], ids: _Texts, after: tuple[str, str], limit: int
 ) -> tuple[list[ListedProducer], tuple[str, str] | None]:
     """Some producers of some streams, and the key to go on after when there may be more."""
     resumes = bool(chosen) and chosen[0][0] == after[0]
@@ -170,7 +164,7 @@ def _producers_of(
         connection,
         "producers_of",
         streams=json.dumps([stream_id for _, stream_id in chosen]),
-        **ids.bounds(),
+        **ids.bounds(connection),
         after=after[1] if resumes else "",
         limit=candidates_max,
     )
@@ -191,7 +185,7 @@ def _producer(path: str, row: Row) -> ListedProducer:
 
 
 def keys(
-    connection: apsw.Connection, after: tuple[int, str, str], as_of_ms: int | None, limit: int
+    connection: Connection, after: tuple[int, str, str], as_of_ms: int | None, limit: int
 ) -> Page[ListedKey]:
     """A page of idempotency keys, as they were at a time if one is given."""
     stream, principal, key = after

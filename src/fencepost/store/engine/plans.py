@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
-import apsw
 import msgspec
 
 from fencepost.protocol.logs import (
@@ -27,9 +27,8 @@ from fencepost.protocol.logs import (
     messages_of,
     up_to,
 )
-from fencepost.store.log_contract import BeyondHead, Plan, PlanQuery
-from fencepost.store.sqlite.log_sources import (
-    QUERIES,
+from fencepost.store.engine.database import Connection
+from fencepost.store.engine.log_sources import (
     SHORT_RANGE,
     STREAMS_MAX,
     WIDTH,
@@ -43,8 +42,9 @@ from fencepost.store.sqlite.log_sources import (
     row_start,
     run,
 )
-from fencepost.store.sqlite.purges import last_purged
-from fencepost.store.sqlite.reading import Readers
+from fencepost.store.engine.purges import last_purged
+from fencepost.store.engine.reading import Readers
+from fencepost.store.log_contract import BeyondHead, Plan, PlanQuery
 
 _INTEGERS = msgspec.json.Decoder(list[int])
 
@@ -56,7 +56,7 @@ BUCKETS_PER_TALLY_MAX = 256
 """Buckets whose weight is written down in one round of the upkeep."""
 
 
-async def make(readers: Readers, query: PlanQuery) -> Plan | BeyondHead:
+async def make(readers: Readers[Any], query: PlanQuery) -> Plan | BeyondHead:
     """Carry out a plan: weigh in slices, then bound, split and look up the time."""
     head = await readers.run(head_of)
     if query.after > head:
@@ -83,7 +83,9 @@ async def make(readers: Readers, query: PlanQuery) -> Plan | BeyondHead:
     )
 
 
-async def _weigh_sparse(readers: Readers, query: PlanQuery, until: int) -> list[Stretch] | None:
+async def _weigh_sparse(
+    readers: Readers[Any], query: PlanQuery, until: int
+) -> list[Stretch] | None:
     """The weights of a few streams in a long range, by their indexes; None when that is no help."""
     low = query.after + 1
     if not query.selection.by_path or until - low < SHORT_RANGE:
@@ -109,16 +111,14 @@ async def _weigh_sparse(readers: Readers, query: PlanQuery, until: int) -> list[
     )
 
 
-def _sparse_ids(connection: apsw.Connection, query: PlanQuery, until: int) -> list[int] | None:
+def _sparse_ids(connection: Connection, query: PlanQuery, until: int) -> list[int] | None:
     with connection:
         ids = resolve(connection, query.selection, STREAMS_MAX)
         found = run(connection, "messages_of_streams", streams=json.dumps(ids or []))
     return ids if found[0][0] * SPARSE <= until - query.after else None
 
 
-def _stream_sums(
-    connection: apsw.Connection, stream: int, low: int, until: int
-) -> dict[int, Weight]:
+def _stream_sums(connection: Connection, stream: int, low: int, until: int) -> dict[int, Weight]:
     """Weights of one stream's rows that start in a range, by bucket."""
     values: dict[str, object] = {"stream": stream, "low": low, "high": until}
     sources = [Source("source_markers", values)]
@@ -148,14 +148,14 @@ def _beyond(total: Weight, query: PlanQuery) -> bool:
 
 
 def _finish(
-    connection: apsw.Connection,
+    connection: Connection,
     query: PlanQuery,
     stretches: list[Stretch],
     until: int,
     head: int,
 ) -> Plan:
     with connection:
-        scale = SqliteScale(connection, query.selection, query.after, until)
+        scale = Scale(connection, query.selection, query.after, until)
         end = bounded_end(
             stretches,
             scale,
@@ -170,11 +170,11 @@ def _finish(
     return Plan(end=end, splits=splits, head=head, pruned=pruned, at=at)
 
 
-class SqliteScale:
+class Scale:
     """Looks into single stretches of a selection, message by message."""
 
     def __init__(
-        self, connection: apsw.Connection, selection: Selection, after: int, until: int
+        self, connection: Connection, selection: Selection, after: int, until: int
     ) -> None:
         self._connection = connection
         self._selection = selection
@@ -200,7 +200,7 @@ class SqliteScale:
         return max(stretch.last, min(int(start + count) - 1, self._until))
 
 
-def _rows(connection: apsw.Connection, source: Source) -> list[LogRow]:
+def _rows(connection: Connection, source: Source) -> list[LogRow]:
     return [LogRow(*row) for row in run(connection, "weighed_rows", source)]
 
 
@@ -208,13 +208,13 @@ def _last_of(rows: list[LogRow]) -> int:
     return rows[-1].position + rows[-1].messages - 1 if rows else -1
 
 
-def _source(connection: apsw.Connection, selection: Selection, low: int, high: int) -> Source:
+def _source(connection: Connection, selection: Selection, low: int, high: int) -> Source:
     ids = ids_between(connection, selection, low, high) if selection.by_path else None
     return in_range(low, high, selection.part, ids)
 
 
 def weigh(
-    connection: apsw.Connection, selection: Selection, low: int, high: int, after: int, until: int
+    connection: Connection, selection: Selection, low: int, high: int, after: int, until: int
 ) -> list[Stretch]:
     """The weights of a slice of a range, bucket by bucket.
 
@@ -230,7 +230,7 @@ def weigh(
 
 
 def _with_edges(
-    connection: apsw.Connection,
+    connection: Connection,
     selection: Selection,
     found: dict[int, Weight],
     low: int,
@@ -249,9 +249,7 @@ def _with_edges(
     ]
 
 
-def _sums(
-    connection: apsw.Connection, selection: Selection, low: int, high: int
-) -> dict[int, Weight]:
+def _sums(connection: Connection, selection: Selection, low: int, high: int) -> dict[int, Weight]:
     """Weights of the rows that start in a range, by bucket."""
     if low > high:
         return {}
@@ -260,7 +258,7 @@ def _sums(
 
 
 def _bucket_sums(
-    connection: apsw.Connection, selection: Selection, low: int, high: int
+    connection: Connection, selection: Selection, low: int, high: int
 ) -> dict[int, Weight]:
     """The same for all rows, from what was written down where that is so."""
     first, last = bucket_of(low - 1) + 1, bucket_of(high + 1) - 1  # those that lie within
@@ -277,7 +275,7 @@ def _bucket_sums(
 
 
 def _add_cut(
-    connection: apsw.Connection,
+    connection: Connection,
     selection: Selection,
     found: dict[int, Weight],
     low: int,
@@ -292,7 +290,7 @@ def _add_cut(
 
 
 def _take_cut(
-    connection: apsw.Connection,
+    connection: Connection,
     selection: Selection,
     found: dict[int, Weight],
     low: int,
@@ -311,7 +309,7 @@ def _weight(rows: list[LogRow], low: int, high: int) -> Weight:
     return Weight(len(sizes), sum(sizes))
 
 
-def before_time(connection: apsw.Connection, at_ms: int, head: int) -> int:
+def before_time(connection: Connection, at_ms: int, head: int) -> int:
     """The newest position that is older than a time; times never run backwards along positions."""
     low, high = 0, head + 1
     while low < high:
@@ -325,14 +323,14 @@ def before_time(connection: apsw.Connection, at_ms: int, head: int) -> int:
     return row_end(connection, low - 1)
 
 
-def row_end(connection: apsw.Connection, position: int) -> int:
+def row_end(connection: Connection, position: int) -> int:
     """The last position of the append that a position lies in."""
     start = row_start(connection, position)
     rows = run(connection, "one_row", position=start)
     return int(rows[0][0] + rows[0][1] - 1) if rows else position
 
 
-def untallied(connection: apsw.Connection) -> list[tuple[int, int, int]]:
+def untallied(connection: Connection) -> list[tuple[int, int, int]]:
     """The next buckets that are full and not written down yet, in order."""
     with connection:
         [(last,)] = run(connection, "last_bucket")
@@ -340,6 +338,3 @@ def untallied(connection: apsw.Connection) -> list[tuple[int, int, int]]:
         stop = min((head_of(connection) + 1) // WIDTH, first + BUCKETS_PER_TALLY_MAX)
         found = _sums(connection, Selection(), first * WIDTH, stop * WIDTH - 1)
     return [(bucket, *found.get(bucket, NOTHING)) for bucket in range(first, stop)]
-
-
-SAVE_BUCKET = QUERIES["save_bucket"]

@@ -1,0 +1,38 @@
+"""Settings that every store has, whatever its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fencepost.protocol.retention import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """What a store may use, and how long it keeps what."""
+
+    streams_cached_max: int = 32_768
+    """Streams whose state is kept in memory; others are loaded when they are used."""
+    producers_cached_max: int = 10_000
+    """Producers kept in memory for each stream in use."""
+    reader_threads: int = 2
+    """Threads that read messages from disk."""
+    log_retention_ms: int = 7 * 86_400_000
+    """How long the rows of a deleted stream stay readable in the global log."""
+    key_retention_s: int = 7 * 86_400
+    """How long an Idempotency-Key is remembered; 0 keeps keys for ever."""
+    staging_ttl_s: int = 86_400
+    """How long a staged part waits for its commit."""
+    staged_parts_max: int = 200_000
+    """Parts that may wait for their commit at once."""
+    retention: tuple[Policy, ...] = ()
+    """What streams without a retention of their own may hold: the first pattern that fits counts.
+    In a file these are [[retention]] tables."""
+    retention_interval_ms: int = 60_000
+    """How often all streams are looked at for what their retention lets go."""
+    producer_retention_s: int = 0
+    """How long a producer that sends nothing is remembered; 0: as long as its stream."""
+    claim_globs: tuple[str, ...] = ("task:*", "tool:*", "row:*")
+    """Producer ids that are never forgotten: forgetting a claim would reopen a finished task."""
+    sweep_interval_ms: int = 1_000
+    """How often expired streams are looked for."""
