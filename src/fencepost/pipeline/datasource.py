@@ -1,0 +1,62 @@
+"""`.format("fencepost")`: the one class that Spark knows, and where each of its halves lives.
+
+Spark pickles an instance of it and makes readers and writers of it in processes of its own, so that
+every method here only reads options and hands over. Spark calls them with keywords: the names of
+the arguments are part of its interface.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+FORMAT = "fencepost"
+
+
+class FencepostDataSource(DataSource):
+    """Streams of a Fencepost server as tables."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What is given to `.format(...)`."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns of the asked format, when `.schema(...)` does not name them."""
+        from fencepost.pipeline.source_options import source_options
+
+        return source_options(self.options).shape.schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read, with filters pushed down to the server."""
+        from fencepost.pipeline.source import FilteringReader
+        from fencepost.pipeline.source_options import source_options
+
+        return FilteringReader(source_options(self.options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A streaming read."""
+        from fencepost.pipeline.source_options import source_options
+        from fencepost.pipeline.source_stream import StreamReader
+
+        return StreamReader(source_options(self.options, schema, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write."""
+        from fencepost.pipeline.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """A streaming write, exactly once."""
+        from fencepost.pipeline.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

@@ -1,0 +1,210 @@
+"""A streaming read: one position is the whole offset, however many streams there are.
+
+Spark asks on the driver, in a process that lives as long as the query: how far is there something
+(`latestOffset`), and how is it divided (`partitions`). An idle query waits inside `latestOffset`
+for the server to say that something came, for `waitMs` at most, instead of asking all the time.
+
+| offset | |
+|---|---|
+| `{"position": 17}` | everything up to position 17 has been read |
+| `{"start": "latest"}` | nothing yet: the first `latestOffset` finds the head |
+| `{"start": 1763300000000}` | nothing yet: begins at this time |
+
+Spark does not store where its first batch began; it asks for the initial offset again after a
+restart. So what is found out at the start must not be the initial offset itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from fencepost.client.errors import BadRequestError, ConnectionFailedError, ResponseError
+from fencepost.client.results import Plan
+from fencepost.client.settings import NO_RETRIES
+from fencepost.client.sync import Client
+from fencepost.pipeline.planning import Range
+from fencepost.pipeline.reading import beyond_head_error, read_range
+from fencepost.pipeline.source import RangePartition, plan_partitions, position_at
+from fencepost.pipeline.source_options import LATEST, SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Offset = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read of the log."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._client: Client | None = None
+        self._waiting: Client | None = None
+        self._target: int | None = None
+        """With Trigger.AvailableNow: where the log ended when the query began."""
+        self._empty = Range(-1, -1)
+        """Positions that are known to hold nothing of the selection."""
+        self._head = -1
+        self._batches_with_loss = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors read with clients of their own.
+        return {"_options": self._options}
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Where a new query begins."""
+        start = self._options.start
+        if start.position is not None:
+            return {"position": start.position}
+        return {"start": LATEST if start.timestamp_ms is None else start.timestamp_ms}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What the options say about the size of a batch."""
+        if self._options.rows_max is not None:
+            return ReadMaxRows(self._options.rows_max)
+        if self._options.bytes_max is not None:
+            return ReadMaxBytes(self._options.bytes_max)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note where the log ends now: the query reads to there and stops."""
+        self._target = self._asking().log_head()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Where the next batch ends; `start` itself when there is nothing to read."""
+        after = self._resolved(start)
+        if after is None:
+            return start
+        if start.get("start") == LATEST:
+            return {"position": after}
+        plan = self._plan(after, limit)
+        if plan.rows == 0 and self._target is None:
+            self._wait()
+            plan = self._plan(after, limit)
+        if plan.rows == 0:
+            return start
+        return {"position": plan.until}
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        """Where the log ends now, for the query's progress: what is missing is its lag."""
+        try:
+            self._head = max(self._head, self._asking_once().log_head())
+        except (ConnectionFailedError, ResponseError) as failure:
+            log.debug("the head of the log is not known right now: %s", failure)
+        report: Offset = {"position": self._head}
+        if self._batches_with_loss:
+            report["batches_with_loss"] = self._batches_with_loss
+        return report
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """The tasks of a batch."""
+        if start.get("start") == LATEST:
+            return []
+        after = self._resolved(start)
+        if after is None:
+            return []
+        return plan_partitions(
+            self._asking(),
+            self._options,
+            self._options.selection,
+            Range(after, end["position"]),
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        assert isinstance(partition, RangePartition)
+        asked = Range(partition.after, partition.until)
+        return read_range(self._options, self._options.selection, asked)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing to do: reading takes nothing away."""
+
+    def stop(self) -> None:
+        """Hang up."""
+        for client in (self._client, self._waiting):
+            if client is not None:
+                client.close()
+        self._client = self._waiting = None
+
+    def _resolved(self, start: Offset) -> int | None:
+        """The position to read after, or None while a start in the future has not come."""
+        if "position" in start:
+            after: int = start["position"]
+            return after
+        client = self._asking()
+        if start["start"] == LATEST:
+            return client.log_head()
+        after = position_at(client, start["start"])
+        # Once something has come at this time or later, what lies before it is settled for good.
+        return after if after < client.log_head() else None
+
+    def _plan(self, after: int, limit: ReadLimit) -> Plan:
+        client = self._asking()
+        begin = self._empty.until if self._empty.after <= after <= self._empty.until else after
+        rows_max, bytes_max = self._limits(limit)
+        try:
+            plan = client.plan(
+                after=begin,
+                until=self._target,
+                rows_max=rows_max,
+                bytes_max=bytes_max,
+                **self._options.selection.asked(),
+            )
+        except BadRequestError as error:
+            if error.code != "after_beyond_head":
+                raise
+            raise beyond_head_error(begin, error.headers.get("log-head", "?")) from error
+        self._head = plan.head
+        if plan.rows == 0:
+            self._empty = Range(after, max(begin, plan.until))
+        return plan
+
+    def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        match limit:
+            case ReadAllAvailable():
+                return None, None
+            case ReadMaxRows(max_rows=rows):
+                return rows, self._options.bytes_max
+            case ReadMaxBytes(max_bytes=size):
+                return self._options.rows_max, size
+            case _:
+                return self._options.rows_max, self._options.bytes_max
+
+    def _wait(self) -> None:
+        """Let time pass until something of the selection comes, or `waitMs` are over."""
+        try:
+            self._asking_once().log_arrow(
+                after=self._empty.until,
+                page_rows=1,
+                wait=True,
+                skip_pruned=True,
+                **self._options.selection.asked(),
+            )
+        except (ConnectionFailedError, ResponseError) as failure:
+            # No news in time, or a server that is away: the next plan finds out, and is patient.
+            log.debug("waiting for news ended: %s", failure)
+
+    def _asking(self) -> Client:
+        if self._client is None:
+            self._client = self._options.connection.client()
+        return self._client
+
+    def _asking_once(self) -> Client:
+        if self._waiting is None:
+            self._waiting = self._options.connection.client(
+                live_seconds=self._options.wait_seconds, retries=NO_RETRIES
+            )
+        return self._waiting
