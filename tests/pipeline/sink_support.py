@@ -1,0 +1,26 @@
+"""What tests of the sink share: schemas without a JVM, and servers' streams as lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+import fencepost
+
+_TYPES = {"string": StringType(), "binary": BinaryType(), "other": LongType()}
+
+
+def schema_of(columns: str) -> StructType:
+    """A schema from `name type, name type`; what is neither string nor binary is `other`."""
+    pairs = [column.split() for column in columns.split(",")]
+    return StructType([StructField(name, _TYPES[kind]) for name, kind in pairs])
+
+
+def messages(url: str, stream: str) -> list[Any]:
+    """Everything that a JSON stream holds; nothing when it is not there."""
+    with fencepost.connect(url) as client:
+        try:
+            return list(client.stream(stream).read())
+        except fencepost.StreamNotFoundError:
+            return []
