@@ -156,7 +156,7 @@ def _auth_families(auth: Auth, audit: Audit, store: SqliteStore) -> Iterator[Met
         labels=named,
     )
     now_ms = store.ledger.last_ms
-    for name, standing in store.decider.claims.standings.items():
+    for name, standing in store.decider.claims.noted.items():
         open_claims.add_metric((name,), standing.open_claims)
         ratio.add_metric((name,), standing.abandon_ratio(now_ms))
     yield open_claims

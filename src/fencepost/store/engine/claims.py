@@ -34,31 +34,47 @@ class Claims:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.standings: Standings = {}
+        self._standings: Standings = {}
         self.auditor: Callable[[AuditEvent], None] | None = None
         """Told of what the audit stream should hold, while the group is open that it is about."""
         self.refused = 0
         """Appends refused for being too fast, for the metrics."""
-        self.reset()
+        self._known = False
 
     def reset(self) -> None:
-        """Count the open claims that are on disk; rates go on."""
+        """Forget how many claims are open; rates go on."""
+        self._known = False
+
+    @property
+    def standings(self) -> Standings:
+        """Where everybody stands; the open claims on disk are counted when that is not known."""
+        if not self._known:
+            self._count()
+        return self._standings
+
+    @property
+    def noted(self) -> Standings:
+        """What is in memory of that, without a look at the disk: for the metrics."""
+        return self._standings
+
+    def _count(self) -> None:
+        self._known = True
         counts = {str(name): int(count) for name, count in self._connection.fetch("open_claims")}
-        for name in {*self.standings, *counts}:
-            standing = self.standings.get(name, NEW)
-            self.standings[name] = standing._replace(open_claims=counts.get(name, 0))
+        for name in {*self._standings, *counts}:
+            standing = self._standings.get(name, NEW)
+            self._standings[name] = standing._replace(open_claims=counts.get(name, 0))
 
     def pace(self, actor: Actor | None, now_ms: int, appends: int = 1) -> TooFast | None:
         """Count appends that are about to be decided, or say that they come too fast."""
         if actor is None or actor.principal.pace.appends is None:
             return None
-        standing = self.standings.get(actor.name, NEW)
+        standing = self._standings.get(actor.name, NEW)
         paced = decide_append_pace(standing, actor.principal.pace, now_ms, appends=appends)
         if isinstance(paced, TooFast):
             self.refused += 1
             return paced
-        if actor.name in self.standings:
-            self.standings[actor.name] = paced
+        if actor.name in self._standings:
+            self._standings[actor.name] = paced
         else:
             self.take_over({actor.name: paced})
         return None
@@ -81,11 +97,11 @@ class Claims:
 
     def take_over(self, changed: Standings) -> None:
         """Let principals stand as a decision leaves them."""
-        self.standings.update(changed)
-        if len(self.standings) > STANDINGS_MAX:
+        self._standings.update(changed)
+        if len(self._standings) > STANDINGS_MAX:
             # Those with open claims must be known; what the others sent lately may be forgotten.
-            self.standings = {
-                name: standing for name, standing in self.standings.items() if standing.open_claims
+            self._standings = {
+                name: standing for name, standing in self._standings.items() if standing.open_claims
             }
 
     def weigh(
@@ -129,8 +145,8 @@ class Claims:
         for name in _open_claims(
             self._connection.fetch("open_claims_of", (entry.stream.id,)), entry
         ):
-            standing = self.standings.get(name, NEW)
-            self.standings[name] = ended(standing, abandoned=False, now_ms=now_ms)
+            standing = self._standings.get(name, NEW)
+            self._standings[name] = ended(standing, abandoned=False, now_ms=now_ms)
 
 
 def _open_claims(rows: Iterable[tuple[object, ...]], entry: Entry) -> list[str]:

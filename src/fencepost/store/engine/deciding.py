@@ -20,12 +20,17 @@ from fencepost.protocol.appends import (
 from fencepost.protocol.claims import EpochGuarded, NotHolder
 from fencepost.protocol.commits import (
     Commit,
+    CommitDuplicate,
     CommitKeyReused,
     CommitOutcome,
     CommitRefused,
     CommitReplayed,
     Committed,
     Part,
+    PartDropped,
+    PartMissing,
+    PartUsed,
+    UnstageOutcome,
     decide_commit,
     describe_commit,
 )
@@ -40,6 +45,18 @@ from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
 from fencepost.protocol.streams import Stream
+from fencepost.protocol.writers import (
+    Writer,
+    WriterForgetOutcome,
+    WriterForgotten,
+    WriterMissing,
+    WriterOpen,
+    WriterOpened,
+    WriterOpenOutcome,
+    WritersFull,
+    decide_writer_batch,
+    decide_writer_open,
+)
 from fencepost.store.contract import (
     BadOffset,
     ChunkConflict,
@@ -82,12 +99,17 @@ class Decider:
     """The decisions of one store, on its ledger."""
 
     def __init__(
-        self, connection: Connection, settings: StoreSettings, now_ms: Callable[[], int]
+        self,
+        connection: Connection,
+        settings: StoreSettings,
+        now_ms: Callable[[], int],
+        *,
+        ledger: type[Ledger] = Ledger,
     ) -> None:
         self.settings = settings
         self._connection = connection
         self._now_ms = now_ms
-        self.ledger = Ledger(
+        self.ledger = ledger(
             connection,
             streams_max=settings.streams_cached_max,
             producers_max=settings.producers_cached_max,
@@ -172,15 +194,23 @@ class Decider:
     def commit(self, request: Commit) -> CommitOutcome:
         """Make several appends, all of them or none."""
         now_ms = self.tick()
+        writer = None
+        if request.writer is not None:
+            current = self.ledger.writers.find(request.writer.name)
+            decided_writer = decide_writer_batch(current, request.writer, now_ms=now_ms)
+            if not isinstance(decided_writer, Writer):
+                return decided_writer
+            writer = decided_writer
         known = None if request.key is None else self._commit_key(request)
         if known is not None:
             record, answer = known
             same = record.digest == request.digest
             return CommitReplayed(answer) if same else CommitKeyReused(record.created_ms)
-        first = request.items[0].append
-        too_fast = self.claims.pace(first.actor, now_ms, appends=len(request.items))
-        if too_fast is not None:
-            return CommitRefused(0, too_fast)
+        if request.items:
+            first = request.items[0].append
+            too_fast = self.claims.pace(first.actor, now_ms, appends=len(request.items))
+            if too_fast is not None:
+                return CommitRefused(0, too_fast)
         paths = dict.fromkeys(item.append.path for item in request.items)
         entries = {path: self.alive(path, now_ms) for path in paths}
         draft = Draft(self.ledger, entries, self.claims, now_ms=now_ms)
@@ -194,6 +224,9 @@ class Decider:
             self._carry_out(draft)
             self._keep_commit(request, draft, outcome, now_ms)
             self.claims.take_over(draft.standings)
+        if writer is not None and isinstance(outcome, Committed | CommitDuplicate):
+            # Appends that were made before, by their producers' numbers, publish the batch as well.
+            self.ledger.writers.save(self.group, writer)
         for append, before, decided in draft.audited(outcome):
             self.claims.tell(append, before, decided, now_ms)
         return outcome
@@ -245,6 +278,35 @@ class Decider:
             return ChunkConflict(f"the part holds {found.media_type}")
         staging.add(self.group, upload, new=found is None, now_ms=now_ms)
         return staged
+
+    def unstage(self, part: Part) -> UnstageOutcome:
+        """Drop a part that no commit used."""
+        found = self.ledger.staging.find(part)
+        if found is None:
+            return PartMissing(part)
+        if found.committed is not None:
+            return PartUsed(part, found.committed)
+        self.drop_part(part)
+        return PartDropped()
+
+    def open_writer(self, request: WriterOpen) -> WriterOpenOutcome:
+        """Begin a run of a writer."""
+        writers = self.ledger.writers
+        current = writers.find(request.name)
+        outcome = decide_writer_open(current, request, now_ms=self.tick())
+        if isinstance(outcome, WriterOpened):
+            if current is None and writers.count >= self.settings.writers_max:
+                return WritersFull(self.settings.writers_max)
+            writers.save(self.group, outcome.writer)
+        return outcome
+
+    def forget_writer(self, name: str, owner: str | None) -> WriterForgetOutcome:
+        """Remove a writer."""
+        current = self.ledger.writers.find(name)
+        if current is None or owner not in (None, current.principal):
+            return WriterMissing()
+        self.ledger.writers.forget(self.group, name)
+        return WriterForgotten()
 
     def create(self, request: Create) -> CreateOutcome:
         """Make a stream, with its first messages, or say that it is there already."""

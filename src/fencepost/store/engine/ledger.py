@@ -16,6 +16,7 @@ from fencepost.protocol.appends import Append, Appended, KeyRecord, key_record
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
+from fencepost.protocol.writers import Writer
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.engine import records
 from fencepost.store.engine.database import Connection, Row
@@ -28,6 +29,7 @@ from fencepost.store.engine.records import (
     TRUNCATED,
 )
 from fencepost.store.engine.staging import ROW_BYTES, Changes, Staging
+from fencepost.store.engine.writers import Writers
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
 COMMITS = 0
@@ -86,6 +88,7 @@ class LedgerGroup:
         "unshown",
         "updates",
         "views",
+        "writers",
     )
 
     def __init__(self, number: int) -> None:
@@ -99,6 +102,7 @@ class LedgerGroup:
         self.keys: dict[tuple[int, str, str], tuple[KeyRecord, bytes]] = {}
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
         self.staging: Changes | None = None
+        self.writers: dict[str, Writer | None] = {}
         self.statements: list[tuple[str, tuple[object, ...]]] = []
         # Filled when the group is sealed:
         self.inserts: list[Row] = []
@@ -133,17 +137,20 @@ class Ledger:
         self.next_position = self.next_stream = self.last_ms = 0
         self._pending: list[LedgerGroup] = []
         self.staging = Staging(connection, self._pending)
+        self.writers = Writers(connection, self._pending)
         self.reset()
 
-    def reset(self) -> None:
-        """Forget everything that is not on disk."""
+    def reset(self, counters: Row | None = None) -> None:
+        """Forget everything that is not on disk; `counters` when somebody has read them already."""
         self._by_path.clear()
         self._by_id.clear()
         self._pending.clear()
         self._committed = self._groups
-        [counters] = self._connection.fetch("load_counters")
+        if counters is None:
+            [counters] = self._connection.fetch("load_counters")
         self.next_position, self.next_stream, self.last_ms = counters
         self.staging.reset()
+        self.writers.reset()
 
     @property
     def cached_count(self) -> int:
@@ -176,7 +183,11 @@ class Ledger:
         rows = self._connection.fetch(query, (key,))
         if not rows:
             return None
-        stream, deadline_ms = records.stream_from_row(rows[0])
+        return self.take_in(rows[0])
+
+    def take_in(self, row: Row) -> Entry:
+        """Keep a stream as its row on disk has it."""
+        stream, deadline_ms = records.stream_from_row(row)
         entry = Entry(stream, deadline_ms)
         entry.view = view_of(stream)
         self._keep(entry)

@@ -16,6 +16,7 @@ from fencepost.protocol.globs import Glob
 from fencepost.protocol.logs import literal_prefix, next_text, text_range
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
+from fencepost.protocol.writers import Writer
 from fencepost.store.engine.database import Connection, Row
 from fencepost.store.engine.log_sources import end_of
 from fencepost.store.engine.reading import Readers
@@ -47,6 +48,13 @@ class SqlLists:
         self, *, after: tuple[int, str, str], as_of_ms: int | None, limit: int
     ) -> Page[ListedKey]:
         return await self._readers.run(partial(keys, after=after, as_of_ms=as_of_ms, limit=limit))
+
+    async def list_writers(
+        self, glob: Glob | None, *, owner: str | None, after: str, limit: int
+    ) -> Page[Writer]:
+        return await self._readers.run(
+            partial(writers, glob=glob, owner=owner, after=after, limit=limit)
+        )
 
 
 def _run(connection: Connection, query: str, **values: object) -> list[Row]:
@@ -214,3 +222,23 @@ def keys(
 
 def _held(created_ms: int, expires_ms: int | None, at_ms: int) -> bool:
     return created_ms <= at_ms and (expires_ms is None or expires_ms > at_ms)
+
+
+def writers(
+    connection: Connection, glob: Glob | None, owner: str | None, after: str, limit: int
+) -> Page[Writer]:
+    """A page of writers, in the order of their names."""
+    wanted = _texts(glob)
+    page: list[Writer] = []
+    looked_at = after
+    with connection:
+        # There are few enough of them to look at all.
+        while True:
+            bounds = wanted.bounds(connection, looked_at)
+            rows = _run(connection, "writers_after", **bounds, owner=owner, limit=limit + 1)
+            page += [Writer(*row) for row in rows if wanted.take(row[0])]
+            if len(page) > limit:
+                return Page(page[:limit], (page[limit - 1].name,))
+            if len(rows) <= limit:
+                return Page(page, None)
+            looked_at = rows[-1][0]

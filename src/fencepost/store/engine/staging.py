@@ -61,14 +61,31 @@ class Staging:
     def __init__(self, connection: Connection, pending: Sequence[StagingGroup]) -> None:
         self._connection = connection
         self._pending = pending
-        self._next_chunk = 0
-        self.waiting_count = 0
-        """Parts that wait for their commit."""
+        self._next_chunk: int | None = None
+        self._waiting: int | None = None
 
     def reset(self) -> None:
-        """Forget everything that is not on disk."""
-        [(self.waiting_count,)] = self._connection.fetch("count_waiting_parts")
-        [(self._next_chunk,)] = self._connection.fetch("next_chunk")
+        """Forget everything that is not on disk; it is counted again when somebody asks."""
+        self._waiting = self._next_chunk = None
+
+    @property
+    def waiting_count(self) -> int:
+        """Parts that wait for their commit."""
+        if self._waiting is None:
+            [(self._waiting,)] = self._connection.fetch("count_waiting_parts")
+        return self._waiting
+
+    @waiting_count.setter
+    def waiting_count(self, count: int) -> None:
+        self._waiting = count
+
+    def _number(self) -> int:
+        """The number of the next chunk."""
+        if self._next_chunk is None:
+            [(self._next_chunk,)] = self._connection.fetch("next_chunk")
+        number = self._next_chunk
+        self._next_chunk += 1
+        return number
 
     def find(self, part: Part) -> StagedPart | None:
         """A part that was staged, committed ones included."""
@@ -123,8 +140,7 @@ class Staging:
             values: tuple[object, ...] = (*part, upload.media_type, now_ms)
             group.statements.append(("save_part", values))
             self.waiting_count += 1
-        row = ChunkRow(self._next_chunk, upload.ordinal, batch.messages, batch.size, upload.digest)
-        self._next_chunk += 1
+        row = ChunkRow(self._number(), upload.ordinal, batch.messages, batch.size, upload.digest)
         changes.chunks.setdefault(part, {})[upload.ordinal] = row
         values = (row.id, *part, *row[1:4], now_ms, batch.lengths, batch.data, row.digest)
         group.statements.append(("save_chunk", values))
