@@ -1,7 +1,8 @@
-"""The columns of the log, as Spark and as Arrow declare them.
+"""The columns of a read, as Spark and as Arrow declare them.
 
-They are the columns of `/v1/log` in Arrow, without the one for markers: deletions, truncations and
-closures are not messages, and are not rows here.
+Those of the log are what `/v1/log` has in Arrow, without the one for markers: deletions,
+truncations and closures are not messages, and are not rows here. A format adds columns of its own
+before `value`, and `corrupt` behind it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VALUE = "value"
+OLD_VALUE = "old_value"
+CORRUPT = "corrupt"
 MARKER = "marker"
 
-LOG_COLUMNS: dict[str, DataType] = {
+PLACE_COLUMNS: dict[str, DataType] = {
     "stream": StringType(),
     "offset": StringType(),
     "version": LongType(),
@@ -35,13 +38,37 @@ LOG_COLUMNS: dict[str, DataType] = {
     "producer_id": StringType(),
     "producer_epoch": LongType(),
     "producer_seq": LongType(),
-    VALUE: BinaryType(),
+}
+"""Where a message stands and who sent it."""
+
+FORMAT_COLUMNS: dict[str, dict[str, DataType]] = {
+    "raw": {},
+    "json": {},
+    "state": {name: StringType() for name in ("type", "key", "operation", "control", "txid")},
+    "events": {name: StringType() for name in ("name", "meta")},
+}
+"""What a format takes out of a message beside its value."""
+
+PAYLOADS: dict[str, tuple[str, ...]] = {
+    "raw": (VALUE,),
+    "json": (VALUE,),
+    "state": (VALUE, OLD_VALUE),
+    "events": (VALUE,),
+}
+"""The columns of a format whose type the reader chooses."""
+
+SQL_NAMES: dict[type[DataType], str] = {
+    StringType: "STRING",
+    LongType: "BIGINT",
+    TimestampType: "TIMESTAMP",
+    BinaryType: "BINARY",
 }
 
 
 def log_schema() -> StructType:
-    """Every column of the log."""
-    return StructType([StructField(name, kind) for name, kind in LOG_COLUMNS.items()])
+    """Every column of the log, with values as they are."""
+    columns = {**PLACE_COLUMNS, VALUE: BinaryType()}
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

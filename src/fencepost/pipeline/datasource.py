@@ -27,11 +27,11 @@ class FencepostDataSource(DataSource):
         """What is given to `.format(...)`."""
         return FORMAT
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         """The columns of the asked format, when `.schema(...)` does not name them."""
         from fencepost.pipeline.source_options import source_options
 
-        return source_options(self.options).shape.schema
+        return source_options(self.options).shape.ddl
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read, with filters pushed down to the server."""
