@@ -21,13 +21,9 @@ from fencepost.server.handlers.operations import Operations
 from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
+from fencepost.server.stores import Opened, open_store
 from fencepost.server.subscriptions.opening import open_subscriptions
-from fencepost.store.engine.lists import SqlLists
-from fencepost.store.engine.logs import SqlLogs
 from fencepost.store.sqlite.settings import SqliteSettings
-from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +31,12 @@ log = logging.getLogger(__name__)
 class Assembly:
     """A server without a front end. Make it with `open`, on the loop that it will run on."""
 
-    def __init__(self, settings: ServerSettings, store: SqliteStore, clock: Clock) -> None:
+    def __init__(self, settings: ServerSettings, opened: Opened, clock: Clock) -> None:
         self.settings = settings
-        self.store = store
+        self.opened = opened
+        self.store = opened.store
         self.clock = clock
-        self.metrics = Metrics(store)
+        self.metrics = Metrics(opened)
         self.app: Application
         self._background: list[asyncio.Task[None]] = []
 
@@ -52,9 +49,9 @@ class Assembly:
         on_loopback: bool,
         clock: Clock | None = None,
     ) -> Assembly:
-        """Open the data folder and start the background work."""
+        """Open the store and start the background work."""
         clock = clock or SystemClock()
-        assembly = cls(settings, SqliteStore(store_settings, clock), clock)
+        assembly = cls(settings, await open_store(store_settings, settings.limits, clock), clock)
         try:
             await assembly._assemble(on_loopback=on_loopback)
         except BaseException:
@@ -63,40 +60,38 @@ class Assembly:
         return assembly
 
     async def _assemble(self, *, on_loopback: bool) -> None:
-        settings, store, clock = self.settings, self.store, self.clock
+        settings, opened, clock = self.settings, self.opened, self.clock
+        store = opened.store
         gate = seal = None
         if settings.auth.principals:
             gate = Gate(Auth(settings.auth, clock))
-            audit = Audit(
-                store, store.decider.append, refusals_per_s=settings.auth.audit_refusals_per_s
-            )
+            audit = Audit(store, opened.join, refusals_per_s=settings.auth.audit_refusals_per_s)
             await audit.open()
             store.decider.claims.auditor = audit.note
-            secret = await SqliteSubscriptions(store).secret(SEAL_SECRET, clock.token(32))
+            secret = await opened.subscriptions.secret(SEAL_SECRET, clock.token(32))
             seal = Seal(secret, clock)
             self.metrics.watch_auth(gate.auth, audit)
         self._engine, reserved, self._webhooks = await open_subscriptions(
-            SqliteSubscriptions(store),
+            opened.subscriptions,
             clock,
             settings.subscriptions,
             settings.limits,
             on_loopback=on_loopback,
             readers=None if gate is None else gate.readers,
         )
-        self._logs = Logs(SqlLogs(store.readers, settings.limits), store.listen, clock, settings)
+        self._logs = Logs(opened.logs, store.listen, clock, settings)
         handlers = (
             Operations(store, self.metrics).handle,
             OpenApi().handle,
             reserved.handle,
             self._logs.handle,
-            Lists(SqlLists(store.readers), settings, seal).handle,
+            Lists(opened.lists, settings, seal).handle,
         )
         self.app = Application(store, clock, settings, extras=handlers, gate=gate)
         self.metrics.watch(self.app.tails)
         self.metrics.watch_subscriptions(self._engine)
-        upkeep = SqliteUpkeep(store, clock)
-        for work in (upkeep.run(), upkeep.fold(), self._engine.run()):
-            self._background.append(asyncio.create_task(work))
+        for work in (*opened.background, self._engine.run):
+            self._background.append(asyncio.create_task(work()))
 
     async def drain(self) -> None:
         """Tell everyone who waits to come back, and finish the deliveries under way."""
@@ -105,7 +100,7 @@ class Assembly:
         await self._engine.drain(self.settings.drain_ms / 1000)
 
     async def close(self) -> None:
-        """Commit what was decided and let go of the folder. Raises when the disk had failed."""
+        """Commit what was decided and let go of the store. Raises when it had failed."""
         for task in self._background:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -19,9 +19,10 @@ from prometheus_client.core import (
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
 from fencepost.server.front import HttpCounters
+from fencepost.server.stores import Opened
 from fencepost.server.subscriptions.engine import Engine
 from fencepost.server.tails import Tails
-from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.engine.deciding import Decider
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -54,8 +55,9 @@ class Histogram:
 class Metrics:
     """What `/metrics` shows."""
 
-    def __init__(self, store: SqliteStore) -> None:
-        self._store = store
+    def __init__(self, opened: Opened) -> None:
+        self._stats = opened.stats
+        self._decider = opened.store.decider
         self._tails: Tails | None = None
         self._engine: Engine | None = None
         self._http: HttpCounters | None = None
@@ -63,7 +65,7 @@ class Metrics:
         self._commit = Histogram(SECONDS)
         self._fsync = Histogram(SECONDS)
         self._answers = Histogram(ANSWERS)
-        store.commits.on_commit = self._committed
+        opened.measure(self._committed)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -90,15 +92,13 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at each scrape."""
-        counts = self._store.decider.counts
+        counts, ledger = self._decider.counts, self._decider.ledger
         yield _counter("fencepost_appends", "Appends stored", counts.appends)
         yield _counter("fencepost_messages", "Messages stored", counts.messages)
         yield _counter("fencepost_append_bytes", "Payload bytes stored", counts.bytes)
         yield _counter("fencepost_duplicates", "Appends recognised as repeated", counts.duplicates)
-        yield _gauge("fencepost_streams_open", "Streams in memory", self._store.ledger.cached_count)
-        yield _gauge(
-            "fencepost_log_position", "The next position", self._store.ledger.next_position
-        )
+        yield _gauge("fencepost_streams_open", "Streams in memory", ledger.cached_count)
+        yield _gauge("fencepost_log_position", "The next position", ledger.next_position)
         yield self._answers.family(
             "fencepost_commit_answers", "Requests answered by one group commit"
         )
@@ -108,6 +108,8 @@ class Metrics:
         yield self._fsync.family(
             "fencepost_fsync_seconds", "Time of its COMMIT alone, which is the fsync of the log"
         )
+        for name, value in self._stats().items():
+            yield _gauge(f"fencepost_store_{name}", f"The store's {name.replace('_', ' ')}", value)
         if self._tails is not None:
             yield _gauge(
                 "fencepost_waiters", "Long-polls and SSE readers", self._tails.readers_count
@@ -117,7 +119,7 @@ class Metrics:
         if self._http is not None:
             yield from _http_families(self._http)
         if self._auth is not None:
-            yield from _auth_families(*self._auth, self._store)
+            yield from _auth_families(*self._auth, self._decider)
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
@@ -141,9 +143,9 @@ def _subscription_families(engine: Engine) -> Iterator[Metric]:
     yield _counter("fencepost_subscription_expired", "Leases that ran out", counts.expired)
 
 
-def _auth_families(auth: Auth, audit: Audit, store: SqliteStore) -> Iterator[Metric]:
+def _auth_families(auth: Auth, audit: Audit, decider: Decider) -> Iterator[Metric]:
     yield _counter("fencepost_auth_rejected", "Requests without a good token", auth.rejected)
-    yield _counter("fencepost_auth_too_fast", "Appends past a limit", store.decider.claims.refused)
+    yield _counter("fencepost_auth_too_fast", "Appends past a limit", decider.claims.refused)
     yield _counter("fencepost_audit_events", "Events in the audit stream", audit.events)
     yield _counter(
         "fencepost_audit_suppressed", "Refusals that the audit stream leaves out", audit.suppressed
@@ -155,8 +157,9 @@ def _auth_families(auth: Auth, audit: Audit, store: SqliteStore) -> Iterator[Met
         "Share of recent claims that were taken away",
         labels=named,
     )
-    now_ms = store.ledger.last_ms
-    for name, standing in store.decider.claims.noted.items():
+    now_ms = decider.ledger.last_ms
+    # A copy, because a writer thread may be deciding meanwhile.
+    for name, standing in list(decider.claims.noted.items()):
         open_claims.add_metric((name,), standing.open_claims)
         ratio.add_metric((name,), standing.abandon_ratio(now_ms))
     yield open_claims
