@@ -15,6 +15,7 @@ EVERYBODY = frozenset((*VERBS, "none", "admin"))
 NOBODY = frozenset(("admin",))
 METHODS = ("get", "head", "post", "put", "delete", "patch")
 SUBSCRIPTION = "/v1/stream/__ds/subscriptions/{id}"
+WRITER = "/v1/writers/{name}"
 WAKE_TOKEN = ("token_missing", "token_invalid")
 
 
@@ -45,6 +46,11 @@ TABLE: dict[tuple[str, str], Route] = {
         json={"appends": [{"stream": "s", "content_type": "application/json", "data": 1}]},
     ),
     ("post", "/v1/staging/{txn}/{part}"): Route(only("append"), content=b"1"),
+    ("delete", "/v1/staging/{txn}/{part}"): Route(only("append")),
+    ("get", "/v1/writers"): Route(EVERYBODY),
+    ("post", WRITER): Route(only("append"), json={"query": "q"}),
+    ("get", WRITER): Route(NOBODY, hidden=True),
+    ("delete", WRITER): Route(NOBODY, hidden=True),
     # What these show is narrowed: see test_auth_reach.
     ("get", "/v1/log"): Route(EVERYBODY),
     ("get", "/v1/log/plan"): Route(EVERYBODY),
@@ -148,11 +154,14 @@ def ask(here: Place, name: str | None, method_and_path: tuple[str, str]) -> http
         "wake_stream": "wakes",
     }
     here("root").client.put(SUBSCRIPTION.format(id="theirs"), json=body)
+    here("root").client.post(WRITER.format(name="theirs"), json={"query": "q"})
     method, path = method_and_path
     route = TABLE[method_and_path]
-    values = {"path": "s", "txn": "t", "part": f"p-{name}", "id": "theirs"}
+    values = {"path": "s", "txn": "t", "part": f"p-{name}", "id": "theirs", "name": "theirs"}
     if method == "put":
         values["id"] = f"new-{name}"
+    if method == "post":
+        values["name"] = f"new-{name}"
     url = re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path)
     return here(name).client.request(
         method,

@@ -383,8 +383,16 @@ def test_a_malformed_key_of_a_commit_is_refused(wire: Connection, value: str) ->
     assert code_of(reply) in ("idempotency_key_invalid", "header_too_long")
 
 
-@pytest.mark.parametrize("target", ["/v1/commit", "/v1/staging/t/p"])
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        ("/v1/commit", "GET"),
+        ("/v1/commit", "PUT"),
+        ("/v1/commit", "DELETE"),
+        ("/v1/staging/t/p", "GET"),
+        ("/v1/staging/t/p", "PUT"),
+    ],
+)
 def test_commits_and_parts_are_posted(wire: Connection, target: str, method: str) -> None:
     reply = wire.ask(method, target)
 

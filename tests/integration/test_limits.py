@@ -33,6 +33,9 @@ read_chunk_bytes_max = 100
 ttl_s_max = 60
 waiters_max = 2
 commit_appends_max = 2
+writer_text_max = 8
+[store]
+writers_max = 2
 [http]
 target_bytes_max = 200
 header_bytes_max = 1000
@@ -126,6 +129,13 @@ CASES = [
         400,
         "ttl_invalid",
     ),
+    Case(
+        "writer_text_max",
+        request("POST", "/v1/writers/w", body=b'{"query": "12345678"}'),
+        request("POST", "/v1/writers/w", body=b'{"query": "123456789"}'),
+        400,
+        "writer_invalid",
+    ),
     Case("commit_appends_max", _commit(2), _commit(3), 413, "commit_too_large"),
     Case("body_bytes_max", _post(body=b"x" * 500), _post(body=b"x" * 501), 413, "body_too_large"),
     Case(
@@ -178,6 +188,19 @@ def test_a_head_in_pieces_is_bounded_like_a_whole_one(port: int, pieces: int) ->
         reply = connection.reply()
 
     assert (reply.status, code_of(reply)) == (431, "header_too_large")
+
+
+def test_one_writer_too_many_is_refused_until_another_is_forgotten(port: int) -> None:
+    body = b'{"query": "12345678"}'
+    for name in ("w", "w2"):
+        assert ask(port, "POST", f"/v1/writers/{name}", body=body).status == 200
+
+    refused = ask(port, "POST", "/v1/writers/w3", body=body)
+    assert (refused.status, code_of(refused)) == (429, "too_many_writers")
+    assert refused.headers["retry-after"].isdigit()
+
+    assert ask(port, "DELETE", "/v1/writers/w2").status == 204
+    assert ask(port, "POST", "/v1/writers/w3", body=body).status == 200
 
 
 def test_a_read_is_bounded_in_bytes(port: int) -> None:

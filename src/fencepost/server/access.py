@@ -56,10 +56,11 @@ _ANYBODY = frozenset(
         b"/v1/openapi.json",
         b"/v1/producers",
         b"/v1/streams",
+        b"/v1/writers",
     )
 )
 """Routes for every principal: what they do and show is checked where it is known."""
-_ANYBODY_BELOW = (b"/v1/staging/", _SUBSCRIPTIONS)
+_ANYBODY_BELOW = (b"/v1/staging/", b"/v1/writers/", _SUBSCRIPTIONS)
 _WITH_WAKE_TOKEN = frozenset((b"ack", b"callback", b"release"))
 _TOKEN_PARAMETERS = frozenset(("access_token", "authorization", "bearer", "jwt", "token"))
 _MENTIONS_TOKEN = re.compile(rb"token|auth|bearer|jwt|%", re.IGNORECASE)
@@ -219,6 +220,17 @@ def staging_allowed(request: Request) -> None:
     """Data is staged for appends, so whoever may append nothing stages nothing."""
     if request.principal is not None and not request.principal.may_somewhere(APPEND):
         raise forbidden("you lack the verb append everywhere")
+
+
+def writing_allowed(request: Request) -> None:
+    """A writer publishes by appends, so whoever may append nothing opens none."""
+    if request.principal is not None and not request.principal.may_somewhere(APPEND):
+        raise forbidden("you lack the verb append everywhere")
+
+
+def overrides(principal: Principal | None) -> bool:
+    """Whether a principal may use what is another one's; nothing is anybody's without them."""
+    return principal is None or principal.is_admin
 
 
 def name_of(principal: Principal | None) -> str:

@@ -18,6 +18,7 @@ from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
 from fencepost.server.handlers.openapi import OpenApi
 from fencepost.server.handlers.operations import Operations
+from fencepost.server.handlers.writers import Writers
 from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
@@ -86,6 +87,7 @@ class Assembly:
             reserved.handle,
             self._logs.handle,
             Lists(opened.lists, settings, seal).handle,
+            Writers(store, opened.lists, settings).handle,
         )
         self.app = Application(store, clock, settings, extras=handlers, gate=gate)
         self.metrics.watch(self.app.tails)

@@ -110,12 +110,14 @@ class Application:
             answer(_preflight())
             return None
         if request.path == COMMIT_PATH or request.path.startswith(STAGING_ROOT):
-            if request.method != "POST":
-                answer(_no_method())
-            elif request.path == COMMIT_PATH:
-                self._commits.commit(request, answer)
+            if request.method == "POST":
+                commits = self._commits
+                handler = commits.commit if request.path == COMMIT_PATH else commits.stage
+                handler(request, answer)
+            elif request.method == "DELETE" and request.path != COMMIT_PATH:
+                self._commits.unstage(request, answer)
             else:
-                self._commits.stage(request, answer)
+                answer(_no_method())
             return None
         for extra in self._extras:
             work = extra(request)

@@ -21,12 +21,19 @@ from typing import NamedTuple, Protocol
 
 from fencepost.protocol.appends import Append, AppendOutcome
 from fencepost.protocol.batches import Batch
-from fencepost.protocol.commits import Commit, CommitOutcome, Part
+from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
 from fencepost.protocol.creates import Create, CreateOutcome
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import KEEP_ALL, Cut, Retention, Uncut
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Link, Subscription
+from fencepost.protocol.writers import (
+    Writer,
+    WriterForgetOutcome,
+    WriterMissing,
+    WriterOpen,
+    WriterOpenOutcome,
+)
 
 
 class Missing(NamedTuple):
@@ -262,11 +269,34 @@ class Store(Protocol):
         ...
 
     def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
-        """Make several appends to several streams, all of them or none, in one commit."""
+        """Make several appends to several streams, all of them or none, in one commit.
+
+        As the batch of a writer it is decided by the writer first, and moves it in the same commit.
+        """
         ...
 
     def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
         """Keep data for a later commit, invisible to readers; the same chunk again is no change."""
+        ...
+
+    def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
+        """Drop a part that no commit used: from the answer on none will find it."""
+        ...
+
+    def open_writer(
+        self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
+    ) -> None:
+        """Begin a run of a writer. After the answer no commit of an earlier run is accepted."""
+        ...
+
+    def forget_writer(
+        self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
+    ) -> None:
+        """Remove a writer; if `owner` is given, only one of theirs is found."""
+        ...
+
+    async def find_writer(self, name: str) -> Writer | WriterMissing | Failure:
+        """A writer as committed."""
         ...
 
     def delete(

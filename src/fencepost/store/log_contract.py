@@ -17,6 +17,7 @@ from fencepost.protocol.globs import Glob
 from fencepost.protocol.logs import End, Selection, Split
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
+from fencepost.protocol.writers import Writer
 
 T = TypeVar("T")
 
@@ -208,7 +209,7 @@ class ListedKey(NamedTuple):
     expires_ms: int | None
 
 
-Listed = TypeVar("Listed", ListedStream, ListedProducer, ListedKey)
+Listed = TypeVar("Listed", ListedStream, ListedProducer, ListedKey, Writer)
 
 
 class Page(NamedTuple, Generic[Listed]):
@@ -219,7 +220,7 @@ class Page(NamedTuple, Generic[Listed]):
 
 
 class ListStore(Protocol):
-    """Streams, producers and keys, page by page.
+    """Streams, producers, keys and writers, page by page.
 
     Pages are stable: what is there from before the first page until after the last is on exactly
     one of them.
@@ -241,4 +242,10 @@ class ListStore(Protocol):
         self, *, after: tuple[int, str, str], as_of_ms: int | None, limit: int
     ) -> Page[ListedKey]:
         """Idempotency keys in the order of incarnations, principals, keys."""
+        ...
+
+    async def list_writers(
+        self, glob: Glob | None, *, owner: str | None, after: str, limit: int
+    ) -> Page[Writer]:
+        """Writers whose name matches `glob`, by name; only those of `owner`, if one is given."""
         ...

@@ -25,6 +25,8 @@ class StoreSettings:
     """How long a staged part waits for its commit."""
     staged_parts_max: int = 200_000
     """Parts that may wait for their commit at once."""
+    writers_max: int = 10_000
+    """Writers that are kept at once; each of them stays until it is forgotten."""
     retention: tuple[Policy, ...] = ()
     """What streams without a retention of their own may hold: the first pattern that fits counts.
     In a file these are [[retention]] tables."""

@@ -1,4 +1,4 @@
-"""`POST /v1/commit` and `POST /v1/staging/{txn}/{part}`: several appends as one, and data for them.
+"""`/v1/commit` and `/v1/staging/{txn}/{part}`: several appends as one, and data for them.
 
 A commit's body is JSON. Each of its appends says what a POST to its stream would say in headers,
 and brings its data along or names the staged parts that it is made of. The answer to a refused
@@ -30,18 +30,27 @@ from fencepost.protocol.commits import (
     ItemMissing,
     ItemOutcome,
     Part,
+    PartDropped,
     PartIncomplete,
     PartMismatch,
     PartMissing,
     PartTwice,
     PartUsed,
+    UnstageOutcome,
     describe_commit,
 )
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import JSON, media_type
+from fencepost.protocol.writers import (
+    BatchDone,
+    WriterFenced,
+    WriterHeld,
+    WriterMissing,
+    WriterQueryChanged,
+)
 from fencepost.server import access
-from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers import parsing, rendering, writers
 from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
 from fencepost.server.http import Request, Response
@@ -95,6 +104,7 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
     appends: list[_Item]
+    writer: writers.BatchBody | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -121,6 +131,13 @@ class Commits:
         upload = self._parse_upload(request)
         self._store.stage(upload, lambda outcome: answer(_staged(upload, outcome)))
 
+    def unstage(self, request: Request, answer: Respond) -> None:
+        if request.repeated:
+            parsing.refuse_repeated(request)
+        access.staging_allowed(request)
+        part = self._part(request)
+        self._store.unstage(part, lambda outcome: answer(_unstaged(outcome)))
+
     def _parse(self, request: Request) -> Commit:
         try:
             body = _DECODER.decode(request.body)
@@ -130,8 +147,8 @@ class Commits:
             raise bad("commit_invalid", "the body is not UTF-8") from None
         except RecursionError:
             raise bad("commit_invalid", "the body is nested too deeply") from None
-        if not body.appends:
-            raise bad("commit_empty", "a commit has at least one append")
+        if not body.appends and body.writer is None:
+            raise bad("commit_empty", "a commit has at least one append, or a writer")
         if len(body.appends) > self._limits.commit_appends_max:
             raise _too_large("appends", "commit_appends_max", self._limits.commit_appends_max)
         if sum(len(item.parts) for item in body.appends) > self._limits.commit_parts_max:
@@ -147,7 +164,9 @@ class Commits:
         if key is not None:
             parsing.check_key(key)
         mark = hashlib.sha256(request.body).digest()[:DIGEST_BYTES]
-        return Commit(tuple(items), key, mark, access.name_of(request.principal))
+        writer = body.writer
+        batch = None if writer is None else writers.batch_of(writer, request, self._limits)
+        return Commit(tuple(items), key, mark, access.name_of(request.principal), batch)
 
     def _item(self, item: _Item, request: Request) -> CommitItem:
         limits = self._limits
@@ -240,11 +259,16 @@ class Commits:
         )
         return None if conditions == Conditions() else conditions
 
-    def _parse_upload(self, request: Request) -> Upload:
+    def _part(self, request: Request) -> Part:
+        """The part that a request is about, as the store knows it."""
         names = request.path[len(STAGING_ROOT) :].split(b"/")
         if len(names) != 2:
             raise bad("staging_path_invalid", "a part is uploaded to /v1/staging/TXN/PART")
         txn, part = (parsing.stream_path(name, self._limits) for name in names)
+        return Part(access.scope_of(request.principal) + txn, part)
+
+    def _parse_upload(self, request: Request) -> Upload:
+        named = self._part(request)
         chunk = parsing.query_of(request).get("chunk", "0")
         ordinal = parsing.integer(chunk.encode(), "chunk")
         if ordinal >= self._limits.part_chunks_max:
@@ -256,7 +280,6 @@ class Commits:
         batch = parsing.batch_of(request.body, media, self._limits) if request.body else None
         if batch is None:
             raise bad("body_empty", "a chunk holds at least one message")
-        named = Part(access.scope_of(request.principal) + txn, part)
         return Upload(named, ordinal, media, batch, digest(media, False, batch.data))
 
 
@@ -281,10 +304,10 @@ def _committed(
     match outcome:
         case Committed():
             answer = _readable(commit, describe_commit(commit, outcome), may_read)
-            return _described(answer, duplicate=False)
+            return _described(answer, duplicate=False, batch=_batch_of(commit))
         case CommitDuplicate():
             answer = _readable(commit, describe_commit(commit, outcome), may_read)
-            return _described(answer, duplicate=True)
+            return _described(answer, duplicate=True, batch=_batch_of(commit))
         case CommitReplayed(answer):
             return _described(_readable(commit, answer, may_read), duplicate=True)
         case CommitKeyReused(first_used_ms):
@@ -304,8 +327,23 @@ def _committed(
                 f"some appends were made before ({list(duplicates[:10])}) and others not;"
                 " nothing was done",
             )
+        case BatchDone(batch, matches):
+            shown: dict[str, object] = {
+                "duplicate": True,
+                "batch": batch,
+                "match": matches,
+                "appends": [],
+            }
+            headers = [(b"Content-Type", b"application/json")]
+            return Response(200, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
+        case WriterMissing() | WriterHeld() | WriterQueryChanged() | WriterFenced():
+            return writers.refusal(outcome, missing_status=409)
         case Failed() | Unknown():
             return rendering.failed(outcome)
+
+
+def _batch_of(commit: Commit) -> int | None:
+    return None if commit.writer is None else commit.writer.batch
 
 
 def _readable(commit: Commit, answer: bytes, may_read: Callable[[str], bool]) -> bytes:
@@ -319,8 +357,9 @@ def _readable(commit: Commit, answer: bytes, may_read: Callable[[str], bool]) ->
     return msgspec.json.encode({"appends": shown})
 
 
-def _described(answer: bytes, *, duplicate: bool) -> Response:
-    body = b'{"duplicate":%b,%b' % (b"true" if duplicate else b"false", answer[1:])
+def _described(answer: bytes, *, duplicate: bool, batch: int | None = None) -> Response:
+    published = b"" if batch is None else b'"batch":%d,' % batch
+    body = b'{"duplicate":%b,%b%b' % (b"true" if duplicate else b"false", published, answer[1:])
     return Response(200, [(b"Content-Type", b"application/json")], body, BROWSER_BLOCK)
 
 
@@ -392,5 +431,18 @@ def _staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Respons
                 f"at most {parts_max} parts wait at once (staged_parts_max)",
                 (b"Retry-After", b"60"),
             )
+        case Failed() | Unknown():
+            return rendering.failed(outcome)
+
+
+def _unstaged(outcome: UnstageOutcome | Failed | Unknown) -> Response:
+    match outcome:
+        case PartDropped():
+            return Response(204, [], b"", BROWSER_BLOCK)
+        case PartMissing(part):
+            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
+            return refused(404, "part_missing", "No such part", detail)
+        case PartUsed():
+            return _item_refused(outcome)
         case Failed() | Unknown():
             return rendering.failed(outcome)

@@ -18,7 +18,7 @@ from fencepost.protocol.grants import ADMIN, READ, Principal
 from fencepost.protocol.logs import parse_instant_ms
 from fencepost.server.access import Seal, may_read, readable_glob
 from fencepost.server.handlers.parsing import bad, rfc3339
-from fencepost.server.handlers.querying import Parameters, glob_of
+from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, refused
 from fencepost.server.http import Answer, Request, Response
 from fencepost.server.settings import ServerSettings
@@ -56,7 +56,9 @@ class Lists:
         if self._seal is not None and after.startswith(_SEALED_PATH):
             after = self._opened(after.removeprefix(_SEALED_PATH))
         glob = readable_glob(request.principal, self._glob(parameters, "match"))
-        page = await self._store.list_streams(glob, after=after, limit=self._limit(parameters))
+        page = await self._store.list_streams(
+            glob, after=after, limit=list_limit(parameters, self._limits)
+        )
         following = None if page.next is None else page.next[0]
         shown = may_read(request.principal)
         if following is not None and self._seal is not None and not shown(following):
@@ -70,7 +72,7 @@ class Lists:
             readable_glob(request.principal, self._glob(parameters, "stream")),
             self._glob(parameters, "match"),
             after=(path, producer_id),
-            limit=self._limit(parameters),
+            limit=list_limit(parameters, self._limits),
         )
         entries = [_producer(entry) for entry in page.entries]
         return _page("producers", entries, self._token(page.next))
@@ -85,7 +87,9 @@ class Lists:
         if as_of is not None and as_of_ms is None:
             raise bad("as_of_invalid", "as_of is a time: RFC 3339, or milliseconds since 1970")
         page = await self._store.list_keys(
-            after=(int(stream), principal, key), as_of_ms=as_of_ms, limit=self._limit(parameters)
+            after=(int(stream), principal, key),
+            as_of_ms=as_of_ms,
+            limit=list_limit(parameters, self._limits),
         )
         entries = [entry for entry in page.entries if _may_see(request.principal, entry)]
         return _page("keys", [_listed_key(entry) for entry in entries], self._token(page.next))
@@ -126,18 +130,6 @@ class Lists:
     def _glob(self, parameters: Parameters, name: str) -> Glob | None:
         text = parameters.get(name)
         return None if text is None else glob_of(text, name, self._limits)
-
-    def _limit(self, parameters: Parameters) -> int:
-        most = self._limits.list_rows_max
-        limit = parameters.integer(
-            "limit",
-            "limit_invalid",
-            least=1,
-            most=most,
-            default=min(self._limits.list_rows_default, most),
-        )
-        assert limit is not None
-        return limit
 
 
 def _bad_after() -> Exception:

@@ -89,3 +89,16 @@ def glob_of(text: str, name: str, limits: Limits) -> Glob:
     if isinstance(glob, BadGlob):
         raise bad("match_invalid", f"{name}: {glob.detail}")
     return glob
+
+
+def list_limit(parameters: Parameters, limits: Limits) -> int:
+    """How many entries a page of a list has at most."""
+    limit = parameters.integer(
+        "limit",
+        "limit_invalid",
+        least=1,
+        most=limits.list_rows_max,
+        default=min(limits.list_rows_default, limits.list_rows_max),
+    )
+    assert limit is not None
+    return limit

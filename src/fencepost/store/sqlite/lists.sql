@@ -30,6 +30,11 @@ LEFT JOIN log l ON l.position = p.position
 WHERE p.id >= :first AND p.id < :last AND (s.key > 0 OR p.id > :after)
 LIMIT :limit
 
+-- name: writers_after
+SELECT name, principal, query, epoch, batch, digest, opened_ms, updated_ms FROM writers
+WHERE name >= :first AND name < :last AND (:owner IS NULL OR principal = :owner)
+ORDER BY name LIMIT :limit
+
 -- name: keys_after
 SELECT s.path, k.stream, k.principal, k.key, k.start_messages, k.start_bytes, k.position,
        k.created_ms, k.expires_ms

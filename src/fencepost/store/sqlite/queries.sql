@@ -95,6 +95,24 @@ SELECT COALESCE(max(id), 0) + 1 FROM chunks
 -- name: count_waiting_parts
 SELECT count(*) FROM parts WHERE committed IS NULL
 
+-- name: find_writer
+SELECT name, principal, query, epoch, batch, digest, opened_ms, updated_ms
+FROM writers WHERE name = ?
+
+-- name: save_writer
+INSERT INTO writers (name, principal, query, epoch, batch, digest, opened_ms, updated_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET
+    principal = excluded.principal, query = excluded.query, epoch = excluded.epoch,
+    batch = excluded.batch, digest = excluded.digest, opened_ms = excluded.opened_ms,
+    updated_ms = excluded.updated_ms
+
+-- name: forget_writer
+DELETE FROM writers WHERE name = ?
+
+-- name: count_writers
+SELECT count(*) FROM writers
+
 -- name: purge_keys
 DELETE FROM keys WHERE stream = ?
 

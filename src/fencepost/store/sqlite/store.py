@@ -20,16 +20,20 @@ from fencepost.protocol.appends import (
     Append,
     AppendOutcome,
 )
-from fencepost.protocol.commits import (
-    Commit,
-    CommitOutcome,
-)
+from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
 from fencepost.protocol.creates import (
     Create,
     CreateOutcome,
 )
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import Cut, Uncut
+from fencepost.protocol.writers import (
+    Writer,
+    WriterForgetOutcome,
+    WriterMissing,
+    WriterOpen,
+    WriterOpenOutcome,
+)
 from fencepost.store.commit import GroupCommit
 from fencepost.store.contract import (
     BadOffset,
@@ -51,6 +55,7 @@ from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.forking import own_segments
 from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.engine.writers import find_committed
 from fencepost.store.sqlite.database import (
     FILE,
     PAGE_BYTES,
@@ -172,6 +177,28 @@ class SqliteStore:
     def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
         if self._takes(done):
             self.commits.after(done, self.decider.stage(upload))
+
+    def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
+        if self._takes(done):
+            self.commits.after(done, self.decider.unstage(part))
+
+    def open_writer(
+        self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
+    ) -> None:
+        if self._takes(done):
+            self.commits.after(done, self.decider.open_writer(request))
+
+    def forget_writer(
+        self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
+    ) -> None:
+        if self._takes(done):
+            self.commits.after(done, self.decider.forget_writer(name, owner))
+
+    async def find_writer(self, name: str) -> Writer | WriterMissing | Failure:
+        failure = await self.durable()
+        if failure is not None:
+            return failure
+        return find_committed(self._lookups, name) or WriterMissing()
 
     def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
         if self._takes(done):

@@ -1,0 +1,265 @@
+"""`/v1/writers`: opening runs of writers, showing and forgetting them, and what commits say of it.
+
+A writer is its principal's: others cannot see it, and are refused when they open it or commit as
+it; administrators can do all of that. What a refusal knows about the writer stands in fields of the
+problem beside its code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import msgspec
+
+from fencepost.protocol.limits import Limits
+from fencepost.protocol.writers import (
+    Writer,
+    WriterBatch,
+    WriterFenced,
+    WriterForgetOutcome,
+    WriterForgotten,
+    WriterHeld,
+    WriterMissing,
+    WriterOpen,
+    WriterOpened,
+    WriterOpenOutcome,
+    WriterQueryChanged,
+    WriterRefusal,
+    WritersFull,
+    may_use,
+)
+from fencepost.server import access
+from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers.parsing import bad
+from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
+from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK, refused
+from fencepost.server.http import Answer, Request, Response
+from fencepost.server.settings import ServerSettings
+from fencepost.store.contract import Failure, Store
+from fencepost.store.log_contract import ListStore
+
+ROOT = b"/v1/writers"
+_BELOW = b"/v1/writers/"
+_NO_STORE = (b"Cache-Control", b"no-store")
+
+
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The field `writer` of a commit."""
+
+    name: str
+    query: str
+    epoch: int
+    batch: int
+    digest: str | None = None
+
+
+class _OpenBody(msgspec.Struct, forbid_unknown_fields=True):
+    query: str
+    allow_new: bool = False
+
+
+_OPEN = msgspec.json.Decoder(_OpenBody)
+
+
+def batch_of(body: BatchBody, request: Request, limits: Limits) -> WriterBatch:
+    """The batch that a commit publishes."""
+    name = parsing.check_path(body.name)
+    if len(name.encode()) > limits.path_bytes_max:
+        raise bad("path_too_long", f"a writer's name has at most {limits.path_bytes_max} bytes")
+    for what, value in (("epoch", body.epoch), ("batch", body.batch)):
+        if not 0 <= value <= parsing.INTEGER_MAX:
+            raise bad("writer_invalid", f"writer.{what} is an integer from 0 to 2^53-1")
+    digest = None if body.digest is None else _text(body.digest, "writer.digest", limits)
+    principal = request.principal
+    return WriterBatch(
+        name,
+        _query(body.query, "writer.query", limits),
+        body.epoch,
+        body.batch,
+        digest,
+        access.name_of(principal),
+        access.overrides(principal),
+    )
+
+
+def _query(text: str, name: str, limits: Limits) -> str:
+    if not text:
+        raise bad("writer_invalid", f"{name} must not be empty: it says whose batches these are")
+    return _text(text, name, limits)
+
+
+def _text(text: str, name: str, limits: Limits) -> str:
+    if len(text) > limits.writer_text_max:
+        detail = f"{name} has at most {limits.writer_text_max} characters (writer_text_max)"
+        raise bad("writer_invalid", detail)
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in text):
+        raise bad("writer_invalid", f"{name} has no control characters")
+    return text
+
+
+class Writers:
+    """The handlers of writers."""
+
+    def __init__(self, store: Store, lists: ListStore, settings: ServerSettings) -> None:
+        self._store = store
+        self._lists = lists
+        self._limits = settings.limits
+
+    def handle(self, request: Request) -> Awaitable[Answer] | None:
+        if request.path == ROOT:
+            if request.method in ("GET", "HEAD"):
+                return self._list(request)
+            return _no_method(b"GET, HEAD")
+        if not request.path.startswith(_BELOW):
+            return None
+        known = {"GET": self._show, "HEAD": self._show, "POST": self._open, "DELETE": self._forget}
+        handler = known.get(request.method)
+        return _no_method(b"GET, HEAD, POST, DELETE") if handler is None else handler(request)
+
+    def _name(self, request: Request) -> str:
+        return parsing.stream_path(request.path[len(_BELOW) :], self._limits)
+
+    async def _open(self, request: Request) -> Answer:
+        access.writing_allowed(request)
+        name = self._name(request)
+        try:
+            body = _OPEN.decode(request.body)
+        except msgspec.DecodeError as error:
+            raise bad("writer_invalid", f"the body opens no writer: {error}") from None
+        except UnicodeDecodeError:
+            raise bad("writer_invalid", "the body is not UTF-8") from None
+        except RecursionError:
+            raise bad("writer_invalid", "the body is nested too deeply") from None
+        opening = WriterOpen(
+            name,
+            _query(body.query, "query", self._limits),
+            body.allow_new,
+            access.name_of(request.principal),
+            access.overrides(request.principal),
+        )
+        answered: asyncio.Future[WriterOpenOutcome | Failure] = _future()
+        self._store.open_writer(opening, lambda outcome: _resolve(answered, outcome))
+        return _opened(await answered)
+
+    async def _show(self, request: Request) -> Answer:
+        name = self._name(request)
+        found = await self._store.find_writer(name)
+        principal = request.principal
+        if not isinstance(found, Writer):
+            return refusal(found) if isinstance(found, WriterMissing) else rendering.failed(found)
+        if not may_use(found, access.name_of(principal), overrides=access.overrides(principal)):
+            return refusal(WriterMissing())
+        return _json(shown(found))
+
+    async def _forget(self, request: Request) -> Answer:
+        name = self._name(request)
+        principal = request.principal
+        owner = None if access.overrides(principal) else access.name_of(principal)
+        answered: asyncio.Future[WriterForgetOutcome | Failure] = _future()
+        self._store.forget_writer(name, owner, lambda outcome: _resolve(answered, outcome))
+        outcome = await answered
+        match outcome:
+            case WriterForgotten():
+                return Response(204, [], b"", BROWSER_BLOCK)
+            case WriterMissing():
+                return refusal(outcome)
+            case _:
+                return rendering.failed(outcome)
+
+    async def _list(self, request: Request) -> Answer:
+        parameters = Parameters(request, once=("match", "after", "limit"), repeatable=())
+        match = parameters.get("match")
+        principal = request.principal
+        page = await self._lists.list_writers(
+            None if match is None else glob_of(match, "match", self._limits),
+            owner=None if access.overrides(principal) else access.name_of(principal),
+            after=parameters.get("after") or "",
+            limit=list_limit(parameters, self._limits),
+        )
+        following = None if page.next is None else page.next[0]
+        return _json({"writers": [shown(writer) for writer in page.entries], "next": following})
+
+
+def shown(writer: Writer) -> dict[str, object]:
+    """A writer as it is answered."""
+    return writer._asdict()
+
+
+def refusal(outcome: WriterRefusal, *, missing_status: int = 404) -> Response:
+    """Why something is not done in the name of a writer."""
+    match outcome:
+        case WriterMissing():
+            detail = "nobody opened a writer of this name, or it was forgotten: open a run first"
+            title = "No such writer"
+            if missing_status == 404:
+                return refused(404, "writer_not_found", title, detail)
+            return refused(409, "writer_not_found", title, detail)
+        case WriterHeld():
+            detail = "the writer is another principal's: use another name"
+            return refused(403, "writer_held", "Writer held", detail)
+        case WriterQueryChanged(query, batch):
+            reached = "no batch yet" if batch is None else f"batch {batch}"
+            problem = refused(
+                409,
+                "writer_query_changed",
+                "Writer of another query",
+                f"the name is the writer of query {query}, which came to {reached}: go on with"
+                " that query, use another name, or open with allow_new to begin anew",
+            )
+            return _with(problem, query=query, batch=batch)
+        case WriterFenced(epoch):
+            problem = refused(
+                409,
+                "writer_fenced",
+                "Writer fenced",
+                f"the current run of this writer has epoch {epoch}: stop, another one writes now",
+            )
+            return _with(problem, epoch=epoch)
+
+
+def _opened(outcome: WriterOpenOutcome | Failure) -> Response:
+    match outcome:
+        case WriterOpened(writer):
+            return _json(shown(writer))
+        case WriterHeld() | WriterQueryChanged():
+            return refusal(outcome)
+        case WritersFull(writers_max):
+            return refused(
+                429,
+                "too_many_writers",
+                "Too many writers",
+                f"at most {writers_max} writers are kept (writers_max): forget some of them",
+                (b"Retry-After", b"60"),
+            )
+        case _:
+            return rendering.failed(outcome)
+
+
+def _with(response: Response, **facts: object) -> Response:
+    """A problem that says more than its code, in fields of its own."""
+    assert isinstance(response.body, bytes)
+    body: dict[str, Any] = msgspec.json.decode(response.body)
+    encoded = msgspec.json.encode(body | facts)
+    return Response(response.status, response.headers, encoded, response.block)
+
+
+def _json(value: object) -> Response:
+    headers = [(b"Content-Type", b"application/json"), _NO_STORE, *BROWSER]
+    return Response(200, headers, msgspec.json.encode(value))
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
+    # Whoever asked may be gone by the time that the commit is done.
+    if not future.done():
+        future.set_result(outcome)
+
+
+async def _no_method(allowed: bytes) -> Answer:
+    detail = "a writer knows GET, HEAD, POST and DELETE, the list of them GET and HEAD"
+    return refused(405, "method_not_allowed", "Method not allowed", detail, (b"Allow", allowed))
