@@ -1,0 +1,99 @@
+"""What an audit found, as a value: to be shown, written as JSON, or drawn.
+
+A report is clean when it has no defects. Each kind of defect is counted in full and shown with a
+few examples; what the kinds mean is in `audit_rules.KINDS`.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import msgspec
+
+from fencepost.pipeline.errors import PipelineError
+
+DAYS_LABELLED_MAX = 31
+
+
+class PlotError(PipelineError):
+    """A plot cannot be drawn or written; the sentence says why."""
+
+
+class Defect(msgspec.Struct, frozen=True):
+    """One thing that must not be."""
+
+    kind: str
+    stream: str
+    position: int | None
+    detail: str
+
+
+class Count(msgspec.Struct, frozen=True):
+    """Messages and payload bytes of a stream, or of a day."""
+
+    name: str
+    messages: int
+    bytes: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What an audit of a range of the log found."""
+
+    selection: str
+    after: int
+    until: int
+    messages: int
+    streams: int
+    producers: int
+    keys: int
+    pruned: int | None
+    """The newest position whose row has left the log: what lies below is checked as far as it is
+    there."""
+    lists_compared: bool
+    """Whether the log was also held against the lists, which needs all of it."""
+    defects: dict[str, int]
+    samples: list[Defect]
+    days: list[Count]
+    largest: list[Count]
+    """The streams with the most messages."""
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.defects
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw messages by day, the largest streams, and defects by kind, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (days, streams, defects) = pyplot.subplots(3, 1, figsize=(9, 10), layout="constrained")
+    names = [one.name for one in report.days]
+    days.bar(names, [one.messages for one in report.days], color="#3b6ea5")
+    days.set_title(f"messages by day: {report.messages:,} in {report.streams:,} streams")
+    if len(names) > DAYS_LABELLED_MAX:
+        days.set_xticks(range(0, len(names), len(names) // DAYS_LABELLED_MAX + 1))
+    days.tick_params(axis="x", rotation=45)
+    largest = report.largest[:10][::-1]
+    streams.barh([_short(one.name) for one in largest], [one.messages for one in largest])
+    streams.set_title("largest streams")
+    kinds = sorted(report.defects.items())[::-1]
+    defects.barh([kind for kind, _ in kinds], [count for _, count in kinds], color="#b23a48")
+    defects.set_title("defects" if kinds else "no defects")
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise PlotError(f"the plot cannot be written to {path}: {error.strerror}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def day_name(day: date) -> str:
+    return day.isoformat()
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:19]}…{name[-20:]}"
