@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
@@ -24,3 +27,10 @@ def messages(url: str, stream: str) -> list[Any]:
             return list(client.stream(stream).read())
         except fencepost.StreamNotFoundError:
             return []
+
+
+def waiting_parts(data: Path) -> int:
+    """Uploads that no commit has used, from the server's own file: it has no other way to ask."""
+    with closing(sqlite3.connect(f"file:{data / 'fencepost.db'}?mode=ro", uri=True)) as database:
+        [(count,)] = database.execute("SELECT count(*) FROM parts WHERE committed IS NULL")
+    return int(count)

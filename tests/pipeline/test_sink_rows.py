@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.pipeline.sink_chunks import Chunks, cut_points
+from fencepost.pipeline.sink_chunks import Chunk, Chunks, cut_points
 from fencepost.pipeline.sink_digest import digest_text, merged, row_sum
 from fencepost.pipeline.sink_errors import RowError
 from fencepost.pipeline.sink_options import SinkOptions, sink_options
@@ -164,7 +164,7 @@ def test_chunks_hold_every_row_once_in_order_and_within_bounds(
     """Whatever the streams, sizes and record batches: joined again, the chunks are the rows."""
     chunks = Chunks(None, chunk_bytes=chunk_bytes, json=True)
 
-    made = []
+    made: list[Chunk] = []
     for start in range(0, len(rows), at_once):
         piece = rows[start : start + at_once]
         streams = pa.array([stream for stream, _ in piece])

@@ -1,0 +1,144 @@
+"""The query that the kill tests run: a process of its own, so that it can be killed.
+
+Reads every stream `in/*`, computes something of each row, and writes it to `out/KEY`. One argument,
+a JSON object: see `Job`. Ends with the query: exit code 3 and the reason on standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+import fencepost
+from fencepost.pipeline import session
+
+FAILED = 3
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run."""
+
+    master: str
+    url: str
+    checkpoint: str
+    sink: str = "fencepost"
+    """Or `naive`: appends inside `write()`, as many sinks do."""
+    rows_per_batch: int = 60
+    slow_task_seconds: float = 0.0
+    """How slow the first attempt at a batch's first partition is, so that Spark speculates."""
+    conf: dict[str, Any] = {}
+
+
+def main(job: Job) -> int:
+    spark = session("kills", master=job.master, conf={"spark.ui.enabled": False, **job.conf})
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(NaiveSource)
+    query = (
+        transformed(spark, job)
+        .writeStream.format(job.sink)
+        .option("url", job.url)
+        .option("checkpointLocation", job.checkpoint)
+    )
+    if job.sink == "fencepost":
+        query = query.option("sinkName", "kills").option("autoCreate", "true")
+    running = query.start()
+    say("started")
+    try:
+        running.awaitTermination()
+    except Exception as error:
+        say(f"failed: {error}")
+        return FAILED
+    return 0
+
+
+def say(line: str) -> None:
+    """Tell the test."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def transformed(spark: SparkSession, job: Job) -> DataFrame:
+    """Each order with its price doubled, on its way to its key's stream."""
+    read = (
+        spark.readStream.format("fencepost")
+        .option("url", job.url)
+        .option("match", "in/*")
+        .option("startingPosition", "earliest")
+        .option("maxRowsPerTrigger", job.rows_per_batch)
+        .option("minPartitions", 2)
+        .load()
+    )
+    order = F.from_json(F.col("value").cast("string"), "key string, n long")
+    rows = read.select(order.alias("order")).select(
+        F.concat(F.lit("out/"), F.col("order.key")).alias("stream"),
+        F.to_json(
+            F.struct(F.col("order.n").alias("n"), (F.col("order.n") * 2).alias("twice"))
+        ).alias("value"),
+    )
+    if job.slow_task_seconds:
+        return rows.mapInArrow(slowly(job.slow_task_seconds), rows.schema)
+    return rows
+
+
+def slowly(seconds: float) -> Any:
+    """A step that is slow in the first attempt at the first partition."""
+
+    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            if context.partitionId() == 0 and context.attemptNumber() == 0:
+                time.sleep(seconds)
+            yield batch
+
+    return step
+
+
+class NaiveSource(DataSource):
+    """What exactly-once is compared with."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "naive"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NaiveWriter:  # noqa: N802
+        return NaiveWriter(str(self.options["url"]))
+
+
+class NaiveWriter(DataSourceStreamArrowWriter):
+    """Appends as it goes: a task that is repeated appends again."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        with fencepost.connect(self._url) as client:
+            for batch in iterator:
+                for row in batch.to_pylist():
+                    message = msgspec.json.decode(row["value"])
+                    client.stream(row["stream"]).append(message, auto_create=True)
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=Job)))

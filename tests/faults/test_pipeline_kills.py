@@ -1,0 +1,300 @@
+"""Source -> transform -> sink on a standalone cluster, while everything in it is killed at random.
+
+Driver, executors, a worker and the server die by SIGKILL. Whatever happens, the output must be the
+input, each row once, in order for each key. FENCEPOST_FAULT_KILLS=200 makes it the long run
+(`just faults`: 50 kills). That the check can fail is shown with a sink that appends as it goes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fencepost
+from tests.faults.pipeline_cluster import Cluster, Process, start_driver
+from tests.faults.pipeline_query import FAILED, Job
+from tests.pipeline.sink_support import messages, waiting_parts
+from tests.serving import ServerProcess
+
+KILLS_ENV = "FENCEPOST_FAULT_KILLS"
+SEED_ENV = "FENCEPOST_FAULT_SEED"
+KILLS = int(os.environ.get(KILLS_ENV, "20")) // 4
+KEYS = ("a", "b", "c")
+ROWS_PER_KEY = 40
+PROGRESS_SECONDS_MAX = 120.0
+POLL_SECONDS = 0.05
+TARGETS = ("driver", "server", "executor", "worker")
+LOCAL = "local[2,8]"
+ATTEMPTS_MAX = 20
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds, for as long as a loaded machine may take."""
+    waiting = threading.Event()
+    for _ in range(int(PROGRESS_SECONDS_MAX / POLL_SECONDS)):
+        if condition():
+            return
+        waiting.wait(POLL_SECONDS)
+    raise AssertionError(f"{what}: not within {PROGRESS_SECONDS_MAX} s")
+
+
+class Pipeline:
+    """A query under test: its input, its output, its driver and its server."""
+
+    def __init__(self, server: ServerProcess, job: Job, folder: Path) -> None:
+        self.server = server
+        self.job = job
+        self.folder = folder
+        self.fed = 0
+        self.driver: Process | None = None
+
+    def start(self) -> Process:
+        self.driver = start_driver(self.job, self.folder)
+        return self.driver
+
+    def kill_driver(self) -> None:
+        assert self.driver is not None
+        self.driver.kill()
+        self.start()
+
+    def feed(self) -> None:
+        """More input for every key, in small appends that differ in size."""
+        with fencepost.connect(self.server.url) as client:
+            for key in KEYS:
+                stream = client.stream(f"in/{key}")
+                rows = [{"key": key, "n": self.fed + index} for index in range(ROWS_PER_KEY)]
+                for start in range(0, ROWS_PER_KEY, 7):
+                    stream.append_many(rows[start : start + 7], auto_create=True)
+        self.fed += ROWS_PER_KEY
+
+    def output(self) -> dict[str, list[int]]:
+        """What was written for each key, in order."""
+        return {key: [row["n"] for row in messages(self.server.url, f"out/{key}")] for key in KEYS}
+
+    def written(self) -> int:
+        return sum(len(rows) for rows in self.output().values())
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for the query to get somewhere; a driver that gave up is started again."""
+
+        def holds() -> bool:
+            assert self.driver is not None
+            if self.driver.ended:
+                assert self.driver.wait() == FAILED, self.driver.output
+                self.start()
+            return condition()
+
+        try:
+            wait_for(holds, what)
+        except AssertionError as error:
+            error.add_note(self._report())
+            raise
+
+    def end(self) -> None:
+        if self.driver is not None:
+            self.driver.kill()
+
+    def finish(self) -> None:
+        """Let the query write everything it was fed."""
+        wanted = self.fed * len(KEYS)
+        self.wait_until(lambda: self.written() >= wanted, f"{wanted} rows of output")
+
+    def check(self) -> None:
+        """The output is the input, once, in order."""
+        for key, rows in self.output().items():
+            repeated = {n: count for n, count in Counter(rows).items() if count > 1}
+            assert not repeated, f"out/{key}: written more than once: {repeated}"
+            assert sorted(rows) == list(range(self.fed)), f"out/{key}: rows are missing"
+            assert rows == sorted(rows), f"out/{key}: not in order"
+
+    def _report(self) -> str:
+        assert self.driver is not None
+        return f"written {self.output()}\ndriver:\n{self.driver.output}"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+
+
+def dice_for(name: str) -> random.Random:
+    """Random choices that a failed run names, so that they can be made again."""
+    seed = int(os.environ.get(SEED_ENV, random.SystemRandom().randrange(10**9)))
+    path = "tests/faults/test_pipeline_kills.py"
+    kills = os.environ.get(KILLS_ENV, "20")
+    # Shown by pytest when the test fails.
+    os.write(1, f"replay: {SEED_ENV}={seed} {KILLS_ENV}={kills} ./test {path} -k {name}\n".encode())
+    return random.Random(f"{seed}/{name}")
+
+
+def job_for(master: str, url: str, folder: Path, **fields: Any) -> Job:
+    conf = {
+        "spark.cores.max": 2,
+        "spark.executor.memory": "512m",
+        "spark.driver.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.task.maxFailures": 30,
+        "spark.sql.shuffle.partitions": 2,
+        "spark.local.dir": str(folder / "scratch"),
+        **fields.pop("conf", {}),
+    }
+    return Job(master=master, url=url, checkpoint=str(folder / "checkpoint"), conf=conf, **fields)
+
+
+SPECULATION = {
+    "spark.speculation": True,
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.quantile": 0.1,
+    "spark.speculation.multiplier": 1.01,
+    "spark.speculation.minTaskRuntime": "100ms",
+}
+
+
+@pytest.mark.parametrize("speculation", [False, True], ids=["plain", "speculation"])
+def test_the_output_is_the_input_once_and_in_order_whatever_is_killed(
+    cluster: Cluster, tmp_path: Path, speculation: bool
+) -> None:
+    dice = dice_for("speculation" if speculation else "plain")
+    kills = [TARGETS[index % len(TARGETS)] for index in range(max(1, KILLS - 2 * speculation))]
+    dice.shuffle(kills)
+    with ServerProcess(tmp_path / "data") as server:
+        more: dict[str, Any] = {"slow_task_seconds": 0.7} if speculation else {}
+        conf = SPECULATION if speculation else {}
+        job = job_for(cluster.url, server.url, tmp_path, conf=conf, **more)
+        pipeline = Pipeline(server, job, tmp_path)
+        pipeline.feed()
+        pipeline.start()
+        try:
+            for target in kills:
+                kill_one(pipeline, cluster, target, dice)
+            pipeline.finish()
+            pipeline.check()
+        finally:
+            pipeline.end()
+
+
+def kill_one(pipeline: Pipeline, cluster: Cluster, target: str, dice: random.Random) -> None:
+    """Let the query work, and kill something at a random moment of that."""
+    before = pipeline.written()
+    pipeline.feed()
+    pipeline.wait_until(lambda: pipeline.written() > before, "progress before the next kill")
+    pipeline.feed()
+    # Not a wait for anything: the moment of the kill is to be any moment of a batch.
+    threading.Event().wait(dice.uniform(0.0, 1.5))
+    if target == "driver":
+        pipeline.kill_driver()
+    elif target == "server":
+        pipeline.server.kill()
+        threading.Event().wait(dice.uniform(0.0, 1.0))
+        pipeline.server.restart()
+    elif target == "worker":
+        cluster.kill_worker(dice.randrange(2))
+    else:
+        chosen = dice.randrange(2)
+        assert cluster.kill_executor(chosen) or cluster.kill_executor(1 - chosen)
+
+
+def test_a_sink_that_appends_as_it_goes_doubles_rows(tmp_path: Path) -> None:
+    """The same query, input and check, and a driver killed once its rows begin to appear."""
+    with ServerProcess(tmp_path / "data") as server:
+        job = job_for(LOCAL, server.url, tmp_path, sink="naive")
+        pipeline = Pipeline(server, job, tmp_path)
+        pipeline.feed()
+        pipeline.start()
+        try:
+            pipeline.wait_until(lambda: pipeline.written() > 0, "the first rows")
+            pipeline.kill_driver()
+            pipeline.finish()
+
+            with pytest.raises(AssertionError, match="written more than once"):
+                pipeline.check()
+        finally:
+            pipeline.end()
+
+
+def test_uploads_that_expire_under_a_slow_driver_fail_the_batch_and_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    """The driver stands still between its tasks' uploads and its commit, until they are gone."""
+    environment = {"FENCEPOST_STORE_STAGING_TTL_S": "1"}
+    with ServerProcess(tmp_path / "data", environment=environment) as server:
+        pipeline = Pipeline(server, job_for(LOCAL, server.url, tmp_path), tmp_path)
+        pipeline.feed()
+        pipeline.start()
+        try:
+            for _ in range(ATTEMPTS_MAX):
+                pipeline.feed()
+                stop_with_uploads(pipeline)
+                pipeline.wait_until(lambda: waiting_parts(server.data) == 0, "expired uploads")
+                if resumed_and_failed(pipeline, "StagingExpiredError"):
+                    break
+            else:
+                raise AssertionError("the driver never stood between uploads and commit")
+            pipeline.finish()
+            pipeline.check()
+        finally:
+            pipeline.end()
+
+
+def test_a_driver_that_slept_while_another_took_over_is_fenced(tmp_path: Path) -> None:
+    """Each has a checkpoint of its own, as on storage that lets two drivers write one file.
+
+    So only the epoch of the run stands between the sleeper and the output.
+    """
+    with ServerProcess(tmp_path / "data") as server:
+        sleeper = Pipeline(server, job_for(LOCAL, server.url, tmp_path), tmp_path)
+        sleeper.feed()
+        sleeper.start()
+        other: Pipeline | None = None
+        try:
+            sleeper.wait_until(lambda: sleeper.written() > 0, "the first rows")
+            sleeper.feed()
+            stop_with_uploads(sleeper)
+            folder = tmp_path / "other"
+            shutil.copytree(tmp_path / "checkpoint", folder / "checkpoint")
+            other = Pipeline(server, job_for(LOCAL, server.url, folder), tmp_path)
+            other.fed = sleeper.fed
+            other.start()
+            other.finish()
+
+            other.feed()
+            assert resumed_and_failed(sleeper, "FencedRunError")
+            other.finish()
+            other.check()
+        finally:
+            sleeper.end()
+            if other is not None:
+                other.end()
+
+
+def stop_with_uploads(pipeline: Pipeline) -> None:
+    """Let the driver stand still while uploads of its tasks wait for their commit."""
+    pipeline.wait_until(lambda: waiting_parts(pipeline.server.data) > 0, "uploads")
+    assert pipeline.driver is not None
+    pipeline.driver.signal(signal.SIGSTOP)
+
+
+def resumed_and_failed(pipeline: Pipeline, error: str) -> bool:
+    """Let a driver go on; whether its query then failed by `error`, or wrote the next batch."""
+    driver = pipeline.driver
+    assert driver is not None
+    before = pipeline.written()
+    driver.signal(signal.SIGCONT)
+    wait_for(lambda: driver.ended or pipeline.written() > before, "the driver's answer")
+    if not driver.ended:
+        return False
+    assert driver.wait() == FAILED
+    assert error in driver.output, driver.output
+    return True
