@@ -52,8 +52,8 @@ TABLE: dict[tuple[str, str], Route] = {
     ("get", WRITER): Route(NOBODY, hidden=True),
     ("delete", WRITER): Route(NOBODY, hidden=True),
     # What these show is narrowed: see test_auth_reach.
-    ("get", "/v1/log"): Route(EVERYBODY),
-    ("get", "/v1/log/plan"): Route(EVERYBODY),
+    ("get", "/v1/log"): Route(only("read")),
+    ("get", "/v1/log/plan"): Route(only("read")),
     ("get", "/v1/streams"): Route(EVERYBODY),
     ("get", "/v1/producers"): Route(EVERYBODY),
     ("get", "/v1/keys"): Route(EVERYBODY),

@@ -30,6 +30,7 @@ from fencepost.protocol.grants import (
     CLOSE,
     CREATE,
     DELETE,
+    READ,
     VERBS,
     Narrowed,
     NarrowedSelection,
@@ -264,6 +265,9 @@ def readable_selection(
     """A selection of the log, narrowed to what may be read."""
     if principal is None:
         return Selection(paths, globs, part)
+    if not principal.may_somewhere(READ):
+        # An empty log would look like one without messages.
+        raise forbidden("you lack the verb read on every stream")
     return NarrowedSelection(paths, globs, part, principal.may_read)
 
 
