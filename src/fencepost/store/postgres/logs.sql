@@ -1,0 +1,184 @@
+-- Reading the global log. Columns are gathered inside the database, each into one value: a row of the
+-- log becomes a Python object only when somebody formats it. `/*rows*/` stands for one of the sources
+-- below, each of which gives its rows in order: an aggregate over a sorted subquery keeps to that.
+
+-- name: source_scan
+-- All rows in a range, in the order of their positions.
+(SELECT * FROM log WHERE position BETWEEN :low AND :high ORDER BY position) AS log
+
+-- name: source_part
+(SELECT * FROM log WHERE position BETWEEN :low AND :high AND stream % :parts = :part
+ ORDER BY position) AS log
+
+-- name: source_streams
+(SELECT * FROM log WHERE position BETWEEN :low AND :high
+    AND stream = ANY (ARRAY(SELECT json_array_elements_text(:streams::json)::bigint))
+ ORDER BY position) AS log
+
+-- name: source_positions
+-- Rows that are known by their positions.
+(SELECT * FROM log
+ WHERE position = ANY (ARRAY(SELECT json_array_elements_text(:positions::json)::bigint))
+ ORDER BY position) AS log
+
+-- name: head
+SELECT next_position - 1 FROM counters
+
+-- name: row_over
+-- Where the row starts that a position may lie in.
+SELECT position FROM log WHERE position <= :position ORDER BY position DESC LIMIT 1
+
+-- name: one_row
+SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
+FROM log WHERE position = :position
+
+-- name: sizes
+-- What decides how many rows fit, and which columns are worth fetching.
+SELECT count(*), min(position), max(position), max(kind), max(count), count(producer),
+       COALESCE(array_to_json(array_agg(size))::text, '[]')
+FROM /*rows*/
+
+-- name: positions
+SELECT COALESCE(array_to_json(array_agg(position))::text, '[]') FROM /*rows*/
+
+-- name: counts
+SELECT COALESCE(array_to_json(array_agg(count))::text, '[]') FROM /*rows*/
+
+-- name: kinds
+SELECT COALESCE(array_to_json(array_agg(kind))::text, '[]') FROM /*rows*/
+
+-- name: columns
+SELECT COALESCE(array_to_json(array_agg(stream))::text, '[]'),
+       COALESCE(array_to_json(array_agg(start_bytes))::text, '[]'),
+       COALESCE(array_to_json(array_agg(version))::text, '[]'),
+       COALESCE(array_to_json(array_agg(at_ms))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer))::text, '[]'),
+       COALESCE(array_to_json(array_agg(epoch))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer_seq))::text, '[]')
+FROM /*rows*/
+
+-- name: columns_and_data
+-- The same with the payloads of rows of one message each, one behind the other; markers have none.
+-- All in one pass, because going over the rows is a good part of the cost.
+SELECT COALESCE(array_to_json(array_agg(stream))::text, '[]'),
+       COALESCE(array_to_json(array_agg(start_bytes))::text, '[]'),
+       COALESCE(array_to_json(array_agg(version))::text, '[]'),
+       COALESCE(array_to_json(array_agg(at_ms))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer))::text, '[]'),
+       COALESCE(array_to_json(array_agg(epoch))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer_seq))::text, '[]'),
+       COALESCE(
+           string_agg(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''::bytea),
+           ''::bytea
+       )
+FROM /*rows*/
+
+-- name: batches
+-- The payloads of rows of any number of messages.
+SELECT COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), ''::bytea)
+FROM /*rows*/
+
+-- name: distinct_streams
+SELECT s.id, s.path FROM streams s WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
+
+-- name: names
+SELECT id, path, content_type FROM streams
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:streams::json)::bigint))
+
+-- name: live_ids
+-- Incarnations whose path lies in a range; two queries, because each has an index of its own.
+SELECT id, path FROM streams WHERE state < 2 AND path >= :first AND path < :last LIMIT :limit
+
+-- name: deleted_ids
+SELECT id, path FROM streams WHERE state = 2 AND path >= :first AND path < :last LIMIT :limit
+
+-- name: row_from_place
+-- The first row of a stream that starts at a place or after it.
+SELECT start_bytes, position FROM log
+WHERE stream = :stream AND kind = 0 AND start_bytes >= :place ORDER BY start_bytes LIMIT 1
+
+-- name: row_up_to_place
+SELECT start_bytes, position FROM log
+WHERE stream = :stream AND kind = 0 AND start_bytes <= :place ORDER BY start_bytes DESC LIMIT 1
+
+-- name: positions_of_stream
+SELECT position FROM log
+WHERE stream = :stream AND kind = 0 AND start_bytes >= :place ORDER BY start_bytes LIMIT :limit
+
+-- name: source_stream
+-- The messages of one stream from a place on, by its index.
+(SELECT * FROM log
+ WHERE stream = :stream AND kind = 0 AND start_bytes >= :place AND position <= :high
+ ORDER BY start_bytes) AS log
+
+-- name: source_markers
+(SELECT * FROM log
+ WHERE stream = :stream AND kind <> 0 AND position BETWEEN :low AND :high
+ ORDER BY position) AS log
+
+-- name: messages_of_streams
+SELECT COALESCE(sum(tail_messages - first_messages), 0)::bigint FROM streams
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:streams::json)::bigint))
+
+-- name: markers_of_stream
+SELECT position FROM log
+WHERE stream = :stream AND kind <> 0 AND position BETWEEN :low AND :high
+ORDER BY position LIMIT :limit
+
+-- name: first_row_from
+SELECT position, at_ms FROM log WHERE position >= :position ORDER BY position LIMIT 1
+
+-- name: bucket_sums
+SELECT position / :width, sum(count)::bigint, sum(size)::bigint FROM /*rows*/ GROUP BY 1 ORDER BY 1
+
+-- name: weighed_messages
+SELECT max(count), COALESCE(array_to_json(array_agg(position))::text, '[]'),
+       COALESCE(array_to_json(array_agg(size))::text, '[]')
+FROM /*rows*/
+
+-- name: weighed_rows
+SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
+FROM /*rows*/ ORDER BY position
+
+-- name: buckets
+SELECT bucket, rows, bytes FROM log_buckets WHERE bucket BETWEEN :first AND :last ORDER BY bucket
+
+-- name: last_bucket
+SELECT COALESCE(max(bucket), -1) FROM log_buckets
+
+-- name: save_bucket
+INSERT INTO log_buckets (bucket, rows, bytes)
+SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[])
+ON CONFLICT DO NOTHING
+
+-- name: reduce_bucket
+UPDATE log_buckets AS b SET rows = b.rows - n.rows, bytes = b.bytes - n.bytes
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS n (rows, bytes, bucket)
+WHERE b.bucket = n.bucket
+
+-- name: purgeable_messages
+SELECT position, count, size, chunk FROM log
+WHERE stream = $1 AND kind = 0 ORDER BY start_bytes LIMIT $2
+
+-- name: purgeable_markers
+SELECT position, count, size, chunk FROM log
+WHERE stream = $1 AND kind <> 0 ORDER BY position LIMIT $2
+
+-- name: purge_row
+DELETE FROM log USING unnest($1::bigint[]) AS gone (place) WHERE log.position = gone.place
+
+-- name: purge_chunk
+DELETE FROM chunks USING unnest($1::bigint[]) AS gone (chunk) WHERE chunks.id = gone.chunk
+
+-- name: save_purge
+INSERT INTO purges (stream, path, first, last, runs)
+SELECT id, path, $2, $3, $4 FROM streams WHERE id = $1
+
+-- name: purges_between
+SELECT stream, path, first, last, runs FROM purges
+WHERE last >= :low AND first <= :high ORDER BY last DESC
+
+-- name: purges_of_paths
+SELECT stream, path, first, last, runs FROM purges
+WHERE path >= :first AND path < :last AND last >= :low AND first <= :high

@@ -1,0 +1,236 @@
+-- The queries of the embedded store, in the same order of columns and values, for PostgreSQL.
+-- A statement that unnests its values takes a column of them for each: a batch is one statement.
+
+-- name: load_counters
+SELECT next_position, next_stream, last_ms FROM counters
+
+-- name: save_counters
+UPDATE counters SET next_position = $1, next_stream = $2, last_ms = $3
+
+-- name: find_stream
+-- The incarnation that a path names now, soft-deleted ones included.
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
+       forks_count, retention
+FROM streams WHERE path = $1 AND state < 2
+
+-- name: find_stream_by_id
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
+       forks_count, retention
+FROM streams WHERE id = $1 AND state < 2
+
+-- name: insert_stream
+INSERT INTO streams (
+    state, updated_ms, deadline_ms, tail_messages, tail_bytes, first_messages, first_bytes, closed,
+    closed_by, seq, forks_count, ended_ms, id, path, content_type, created_ms, ttl_s, expires_at_ms,
+    fork, segments, retention
+)
+SELECT * FROM unnest(
+    $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+    $8::boolean[], $9::text[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[],
+    $15::text[], $16::bigint[], $17::bigint[], $18::bigint[], $19::text[], $20::text[], $21::text[]
+)
+
+-- name: update_stream
+UPDATE streams AS s SET
+    state = n.state, updated_ms = n.updated_ms, deadline_ms = n.deadline_ms,
+    tail_messages = n.tail_messages, tail_bytes = n.tail_bytes, first_messages = n.first_messages,
+    first_bytes = n.first_bytes, closed = n.closed, closed_by = n.closed_by, seq = n.seq,
+    forks_count = n.forks_count, ended_ms = n.ended_ms
+FROM unnest(
+    $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+    $8::boolean[], $9::text[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[]
+) AS n (
+    state, updated_ms, deadline_ms, tail_messages, tail_bytes, first_messages, first_bytes, closed,
+    closed_by, seq, forks_count, ended_ms, id
+)
+WHERE s.id = n.id
+
+-- name: insert_log
+INSERT INTO log (
+    position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,
+    previous, digest, chunk, lengths, data
+)
+SELECT * FROM unnest(
+    $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+    $8::bigint[], $9::text[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[],
+    $14::bigint[], $15::bytea[], $16::bytea[]
+)
+
+-- name: find_key
+SELECT digest, start_messages, start_bytes, tail_messages, tail_bytes, closed, position, created_ms,
+       answer
+FROM keys WHERE stream = $1 AND principal = $2 AND key = $3
+
+-- name: save_key
+INSERT INTO keys (
+    stream, principal, key, digest, start_messages, start_bytes, tail_messages, tail_bytes, closed,
+    position, created_ms, expires_ms, answer
+)
+SELECT * FROM unnest(
+    $1::bigint[], $2::text[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bigint[],
+    $8::bigint[], $9::boolean[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[]
+)
+
+-- name: sweep_keys
+-- Some keys whose time is over. Until it is swept a key counts, whatever the time.
+DELETE FROM keys WHERE (stream, principal, key) IN (
+    SELECT stream, principal, key FROM keys
+    WHERE expires_ms IS NOT NULL AND expires_ms <= $1 ORDER BY expires_ms LIMIT $2
+)
+
+-- name: any_expired_key
+SELECT 1 FROM keys WHERE expires_ms IS NOT NULL AND expires_ms <= $1 LIMIT 1
+
+-- name: find_part
+SELECT media_type, committed FROM parts WHERE txn = $1 AND part = $2
+
+-- name: part_chunks
+SELECT id, ordinal, count, size, digest FROM chunks WHERE txn = $1 AND part = $2 ORDER BY ordinal
+
+-- name: find_chunk
+SELECT digest FROM chunks WHERE txn = $1 AND part = $2 AND ordinal = $3
+
+-- name: save_part
+INSERT INTO parts (txn, part, media_type, staged_ms)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[])
+
+-- name: save_chunk
+INSERT INTO chunks (id, txn, part, ordinal, count, size, staged_ms, lengths, data, digest)
+SELECT * FROM unnest(
+    $1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+    $8::bytea[], $9::bytea[], $10::bytea[]
+)
+
+-- name: commit_part
+UPDATE parts AS p SET committed = n.committed
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS n (committed, txn, part)
+WHERE p.txn = n.txn AND p.part = n.part AND p.committed IS NULL
+
+-- name: abandoned_parts
+-- Parts that nobody committed in time.
+SELECT txn, part FROM parts WHERE committed IS NULL AND staged_ms <= $1 ORDER BY staged_ms LIMIT $2
+
+-- name: drop_part
+DELETE FROM parts AS p USING unnest($1::text[], $2::text[]) AS n (txn, part)
+WHERE p.txn = n.txn AND p.part = n.part AND p.committed IS NULL
+
+-- name: drop_chunks
+DELETE FROM chunks AS c USING unnest($1::text[], $2::text[]) AS n (txn, part)
+WHERE c.txn = n.txn AND c.part = n.part
+
+-- name: next_chunk
+-- Chunks in the table count as well, whoever numbered them.
+SELECT greatest(next_chunk, (SELECT COALESCE(max(id), 0) + 1 FROM chunks)) FROM counters
+
+-- name: count_waiting_parts
+SELECT count(*) FROM parts WHERE committed IS NULL
+
+-- name: purge_keys
+DELETE FROM keys WHERE stream = $1
+
+-- name: find_producer
+-- With its recent batches, after what the embedded store has.
+SELECT epoch, seq, first, position, updated_ms, principal, claim, recent
+FROM producers WHERE stream = $1 AND id = $2
+
+-- name: open_claims
+-- How many claims each principal has open; those of deleted streams are over.
+SELECT p.principal, count(*) FROM producers p JOIN streams s ON s.id = p.stream
+WHERE p.claim = 1 AND s.state = 0 GROUP BY p.principal
+
+-- name: open_claims_of
+SELECT id, principal FROM producers WHERE stream = $1 AND claim = 1
+
+-- name: recent_batches
+-- A producer's newest batches, the oldest of them first: each row of the log names the one before.
+WITH RECURSIVE chain (depth, previous, version, start_bytes, digest) AS (
+    SELECT 1, previous, version, start_bytes, digest FROM log WHERE position = $1
+    UNION ALL
+    SELECT chain.depth + 1, log.previous, log.version, log.start_bytes, log.digest
+    FROM chain JOIN log ON log.position = chain.previous
+    WHERE chain.depth < $2
+)
+SELECT version, start_bytes, digest FROM chain ORDER BY depth DESC
+
+-- name: find_remembered
+-- What was kept of a producer's recent batches when their rows were purged.
+SELECT epoch, seq, batches FROM remembered WHERE stream = $1 AND producer = $2
+
+-- name: insert_truncation
+INSERT INTO truncations (position, stream, at_ms)
+SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[])
+
+-- name: save_producer
+-- The recent batches come last, after what the embedded store has.
+INSERT INTO producers (stream, id, epoch, seq, first, position, updated_ms, principal, claim, recent)
+SELECT * FROM unnest(
+    $1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::bigint[],
+    $8::text[], $9::bigint[], $10::bytea[]
+)
+ON CONFLICT (stream, id) DO UPDATE SET
+    epoch = excluded.epoch, seq = excluded.seq, first = excluded.first,
+    position = excluded.position, updated_ms = excluded.updated_ms,
+    principal = excluded.principal, claim = excluded.claim, recent = excluded.recent
+
+-- name: expired_streams
+-- Streams whose stored deadline has passed; the true one may have been moved in memory since.
+SELECT path FROM streams
+WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= $1 ORDER BY deadline_ms LIMIT $2
+
+-- name: row_at
+-- The row that holds the byte at a place of a stream: the last one that starts at or before it.
+SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.lengths, c.lengths),
+       COALESCE(l.data, c.data)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+WHERE l.stream = $1 AND l.kind = 0 AND l.start_bytes <= $2
+ORDER BY l.start_bytes DESC LIMIT 1
+
+-- name: joined_rows
+-- Whole rows of a stream from one place up to another, joined as they go on the wire.
+SELECT count(*), min(version), min(start_bytes), max(version + count), max(start_bytes + size),
+       string_agg(data, convert_to($4, 'UTF8'))
+FROM (
+    SELECT l.version, l.start_bytes, l.count, l.size,
+           COALESCE(l.data, (SELECT c.data FROM chunks c WHERE c.id = l.chunk)) AS data
+    FROM log l
+    WHERE l.stream = $1 AND l.kind = 0 AND l.start_bytes >= $2 AND l.start_bytes < $3
+    ORDER BY l.start_bytes
+) AS piece
+
+-- name: last_start_below
+-- Where the last row that starts below a place starts, and where it ends.
+SELECT start_bytes, start_bytes + size FROM log
+WHERE stream = $1 AND kind = 0 AND start_bytes >= $2 AND start_bytes < $3
+ORDER BY start_bytes DESC LIMIT 1
+
+-- name: purgeable_streams
+-- Deleted streams whose rows nobody may ask the log for any more.
+SELECT id FROM streams WHERE state = 2 AND ended_ms <= $1 ORDER BY ended_ms LIMIT $2
+
+-- name: purge_producers
+DELETE FROM producers WHERE stream = $1
+
+-- name: purge_remembered
+DELETE FROM remembered WHERE stream = $1
+
+-- name: purge_truncations
+DELETE FROM truncations WHERE stream = $1
+
+-- name: purge_stream
+DELETE FROM streams WHERE id = $1
+
+-- name: count_live_streams
+SELECT count(*) FROM streams WHERE state = 0
+
+-- name: find_secret
+SELECT value FROM secrets WHERE name = $1
+
+-- name: save_secret
+-- The first one to store a secret wins; the caller reads back which it was.
+INSERT INTO secrets (name, value, created_ms) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
+
+-- name: stir
+-- A change of no consequence, for the sake of a commit.
+UPDATE counters SET id = id

@@ -1,0 +1,82 @@
+-- Every query of retention: finding what to drop, and dropping it in pieces.
+
+-- name: streams_to_look_at
+-- Some live streams that hold something, after a number.
+SELECT id, path, retention, tail_messages, tail_bytes, first_messages, first_bytes, segments
+FROM streams WHERE state = 0 AND id > $1 AND tail_bytes > first_bytes ORDER BY id LIMIT $2
+
+-- name: retained_streams_to_look_at
+-- The same, only those with a retention of their own.
+SELECT id, path, retention, tail_messages, tail_bytes, first_messages, first_bytes, segments
+FROM streams
+WHERE state = 0 AND retention IS NOT NULL AND id > $1 AND tail_bytes > first_bytes
+ORDER BY id LIMIT $2
+
+-- name: last_row_before
+-- The last append of a stream that starts before a byte.
+SELECT version, start_bytes, at_ms FROM log
+WHERE stream = $1 AND kind = 0 AND start_bytes < $2 ORDER BY start_bytes DESC LIMIT 1
+
+-- name: first_row_between
+-- The first append of a stream that starts from one byte on and before another.
+SELECT version, start_bytes, at_ms FROM log
+WHERE stream = $1 AND kind = 0 AND start_bytes >= $2 AND start_bytes < $3
+ORDER BY start_bytes LIMIT 1
+
+-- name: oldest_truncation
+SELECT stream, at_ms FROM truncations ORDER BY position LIMIT 1
+
+-- name: last_due_truncation
+SELECT position FROM truncations WHERE stream = $1 AND at_ms <= $2 ORDER BY position DESC LIMIT 1
+
+-- name: forget_truncations
+DELETE FROM truncations WHERE stream = $1 AND position <= $2
+
+-- name: stream_to_purge
+SELECT state, tail_bytes, forks_count, segments FROM streams WHERE id = $1
+
+-- name: due_marker
+-- The newest truncation (4) or end (2, 3) of a stream that is old enough.
+SELECT kind, start_bytes FROM log
+WHERE stream = $1 AND kind <> 0 AND kind IN (2, 3, 4) AND at_ms <= $2
+ORDER BY position DESC LIMIT 1
+
+-- name: forks
+-- All forks that may be read, with what they inherit.
+SELECT first_bytes, segments FROM streams WHERE fork IS NOT NULL AND state < 2
+
+-- name: rows_to_purge
+SELECT position, count, size, chunk, start_bytes FROM log
+WHERE stream = $1 AND kind = 0 AND start_bytes < $2 ORDER BY start_bytes LIMIT $3
+
+-- name: superseded_markers
+SELECT position, count, size, chunk FROM log
+WHERE stream = $1 AND kind <> 0 AND kind = 4 AND position < $2 ORDER BY position LIMIT $3
+
+-- name: producers_of_rows
+-- Producers whose recent batches are among a stream's appends before a byte.
+SELECT DISTINCT p.id, p.epoch, p.seq, p.position
+FROM log l JOIN producers p ON p.stream = l.stream AND p.id = l.producer AND p.epoch = l.epoch
+WHERE l.stream = $1 AND l.kind = 0 AND l.start_bytes < $2 AND l.digest IS NOT NULL
+  AND l.producer_seq > p.seq - $3
+
+-- name: save_remembered
+INSERT INTO remembered (stream, producer, epoch, seq, batches) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (stream, producer) DO UPDATE SET
+    epoch = excluded.epoch, seq = excluded.seq, batches = excluded.batches
+
+-- name: producers_after
+-- Some producers in the order of their table; the time since their last append comes along.
+SELECT stream, id, updated_ms FROM producers
+WHERE (stream, id) > ($1, $2) ORDER BY stream, id LIMIT $3
+
+-- name: forget_producer
+-- Unless it has come back since.
+DELETE FROM producers WHERE stream = $1 AND id = $2 AND updated_ms <= $3
+
+-- name: forget_remembered
+DELETE FROM remembered WHERE stream = $1 AND producer = $2
+  AND NOT EXISTS (SELECT 1 FROM producers WHERE stream = $1 AND id = $2)
+
+-- name: note_forgetting
+UPDATE forgetting SET shortest_ms = least(coalesce(shortest_ms, $1), $1)

@@ -1,0 +1,126 @@
+-- What only servers that share a database need: turns to write, loading many records at once,
+-- following each other's turns, and knowing each other.
+
+-- name: take_turn
+-- Waits for the lock. The clock is read outside, where the lock is held already.
+SELECT turn, next_position, next_stream, last_ms, next_chunk,
+       (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+FROM (
+    SELECT turn, next_position, next_stream, last_ms, next_chunk FROM counters FOR UPDATE
+) AS locked
+
+-- name: end_turn
+-- The numbers after a turn, and what it changed: turn, next position, next stream, last time, next
+-- chunk; then node, streams changed, streams created, streams removed.
+WITH ended AS (
+    UPDATE counters
+    SET turn = $1, next_position = $2, next_stream = $3, last_ms = $4, next_chunk = $5
+)
+INSERT INTO turns (turn, node, at_ms, head, streams, created, removed)
+VALUES ($1, $6, $4, $2 - 1, $7::bigint[], $8::bigint[], $9::bigint[])
+
+-- name: turns_after
+SELECT turn, node, at_ms, head, streams, created, removed
+FROM turns WHERE turn > $1 ORDER BY turn LIMIT $2
+
+-- name: last_turn
+SELECT turn, next_position - 1 FROM counters
+
+-- name: drop_turns
+-- Turns up to one that everybody has seen, or is too late to.
+DELETE FROM turns WHERE turn <= $1
+
+-- name: drop_old_turns
+DELETE FROM turns WHERE turn IN (SELECT turn FROM turns WHERE at_ms <= $1 ORDER BY turn LIMIT $2)
+
+-- name: clock_ms
+SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+
+-- name: look_stream
+-- What a path names now, and the time.
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
+       forks_count, retention, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+FROM streams WHERE path = $1 AND state < 2
+
+-- name: find_streams
+SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
+       s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
+       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention
+FROM streams s WHERE s.path = ANY ($1::text[]) AND s.state < 2
+
+-- name: find_streams_by_ids
+SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
+       s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
+       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention
+FROM streams s WHERE s.id = ANY ($1::bigint[]) AND s.state < 2
+
+-- name: streams_of_turns
+-- Streams by their incarnations, deleted ones included.
+SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
+       s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
+       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention
+FROM streams s WHERE s.id = ANY ($1::bigint[])
+
+-- name: find_producers
+-- Those of these pairs of stream and id that there are, with their recent batches.
+SELECT p.stream, p.id, p.epoch, p.seq, p.first, p.position, p.updated_ms, p.principal, p.claim,
+       p.recent
+FROM unnest($1::bigint[], $2::text[]) AS n (stream, id)
+JOIN producers p ON p.stream = n.stream AND p.id = n.id
+
+-- name: find_keys
+SELECT k.stream, k.principal, k.key, k.digest, k.start_messages, k.start_bytes, k.tail_messages,
+       k.tail_bytes, k.closed, k.position, k.created_ms, k.answer
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS n (stream, principal, key)
+JOIN keys k ON k.stream = n.stream AND k.principal = n.principal AND k.key = n.key
+
+-- name: find_parts
+SELECT p.txn, p.part, p.media_type, p.committed
+FROM unnest($1::text[], $2::text[]) AS n (txn, part)
+JOIN parts p ON p.txn = n.txn AND p.part = n.part
+
+-- name: chunks_of_parts
+SELECT c.txn, c.part, c.id, c.ordinal, c.count, c.size, c.digest
+FROM unnest($1::text[], $2::text[]) AS n (txn, part)
+JOIN chunks c ON c.txn = n.txn AND c.part = n.part
+ORDER BY c.txn, c.part, c.ordinal
+
+-- name: notify
+SELECT pg_notify($1, $2)
+
+-- name: register_node
+INSERT INTO nodes (node, url, started_ms, seen_ms)
+SELECT $1, $2, now_ms, now_ms
+FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS clock
+ON CONFLICT (node) DO UPDATE SET
+    url = excluded.url, started_ms = excluded.started_ms, seen_ms = excluded.seen_ms, leads = false
+
+-- name: see_node
+-- A node says that it is still there; no row changes when it was forgotten.
+UPDATE nodes SET seen_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE node = $1
+
+-- name: forget_node
+DELETE FROM nodes WHERE node = $1
+
+-- name: forget_silent_nodes
+-- Nodes that have said nothing for longer than so many milliseconds.
+DELETE FROM nodes
+WHERE seen_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1
+
+-- name: list_nodes
+SELECT node, url, started_ms, seen_ms, leads FROM nodes ORDER BY node
+
+-- name: try_lead
+-- Whether this session now holds the lock of whoever leads; it goes with the session.
+SELECT pg_try_advisory_lock($1)
+
+-- name: stop_leading
+SELECT pg_advisory_unlock($1)
+
+-- name: note_leader
+-- Call it with the lock held: from then on the others find this node.
+UPDATE nodes SET leads = (node = $1) WHERE leads <> (node = $1)
+
+-- name: find_leader
+SELECT node, url FROM nodes WHERE leads
