@@ -38,7 +38,7 @@ class FencepostDataSource(DataSource):
         from fencepost.pipeline.source import FilteringReader
         from fencepost.pipeline.source_options import source_options
 
-        return FilteringReader(source_options(self.options, schema))
+        return FilteringReader(source_options(self.options, schema, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""

@@ -25,6 +25,10 @@ class SessionError(PipelineError):
     """A Spark session is running with other settings. Stop it first, or use it with `register`."""
 
 
+class AccessError(PipelineError):
+    """The server does not know the token, or its principal may not read. Give another token."""
+
+
 class DataLossError(PipelineError):
     """Rows that the query has not read are gone, or the server is not the one it read from."""
 

@@ -7,8 +7,8 @@
 | `state` | `type`, `key`, `operation`, `control`, `txid`, `old_value`, `corrupt` | of the change |
 | `events` | `name`, `meta`, `corrupt` | the event's data |
 
-The type of `value` is the option `schema`, or what `.schema(...)` gives it; STRING is the JSON text.
- `.schema(...)` may also leave columns out. A message that does not fit is malformed, whatever
+The type of `value` is the option `schema`, or what `.schema(...)` gives it; STRING is the JSON
+text. `.schema(...)` may also leave columns out. A message that does not fit is malformed, whatever
 lies beside it: `mode` says whether it is kept in `corrupt` (permissive), dropped, or the end of the
 query (failfast).
 """

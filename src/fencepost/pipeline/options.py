@@ -32,6 +32,10 @@ class Options:
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._given
 
+    def know(self, *names: str) -> None:
+        """Count options as known before they are read."""
+        self._asked.update({name.lower(): name for name in names})
+
     def text(self, name: str, default: str | None = None) -> str | None:
         """The text of an option; an empty one is a mistake, not an absence."""
         self._asked[name.lower()] = name

@@ -9,6 +9,7 @@ from typing import Any
 from fencepost.pipeline.options import Options
 from fencepost.protocol.globs import BadGlob, parse_glob
 
+SELECTING = ("stream", "streams", "match")
 STREAMS_MAX = 64
 """As many paths as a server takes in one request (its `log_streams_max`)."""
 
@@ -42,9 +43,7 @@ def selection_of(options: Options) -> Selection:
     stream = options.text("stream")
     streams = options.text("streams")
     match = options.text("match")
-    options.exactly_one(
-        ("stream", "streams", "match"), "say which streams to read (match ** is all)"
-    )
+    options.exactly_one(SELECTING, "say which streams to read (match ** is all)")
     if stream is not None:
         return Selection((_path(options, "stream", stream),))
     if streams is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,10 @@ def session(
     builder = SparkSession.builder.appName(app)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
+    with warnings.catch_warnings():
+        # PySpark warns of a pandas that is newer than it, even where nobody uses pandas.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support", FutureWarning)
+        made = builder.getOrCreate()
     register(made)
     return made
 

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from fencepost.client.errors import BadRequestError
 from fencepost.client.sync import Client
+from fencepost.pipeline.access import access_explained, check_readable
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.filters import Narrowing, narrowed
 from fencepost.pipeline.planning import Range, joined, parts_by_weight, parts_to_ask, weight_of
@@ -43,7 +44,8 @@ class Reader(DataSourceReader):
         selection = self._narrowing.selection
         if selection.nothing:
             return []
-        with self._options.connection.client() as client:
+        with self._options.connection.client() as client, access_explained():
+            check_readable(client, selection)
             asked = self._range(client)
             return plan_partitions(client, self._options, selection, asked)
 
@@ -56,7 +58,7 @@ class Reader(DataSourceReader):
         return read_range(self._options, self._narrowing.selection, asked)
 
     def _range(self, client: Client) -> Range:
-        head = client.log_head()
+        head = client.plan(until=0).head
         start, end = self._options.start, self._options.end
         if start.position is not None and start.position > head:
             raise OptionError(

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql.types import StructType
 
@@ -24,7 +24,7 @@ from fencepost.pipeline.connection import Connection, connection_of
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.formats import Shape, shape_of
 from fencepost.pipeline.options import Options, whole_number
-from fencepost.pipeline.selecting import Selection, selection_of
+from fencepost.pipeline.selecting import SELECTING, Selection, selection_of
 from fencepost.protocol.logs import BEFORE_ALL, POSITION_MAX, parse_instant_ms
 
 PARTITIONS_MAX = 256
@@ -77,9 +77,10 @@ def source_options(
 ) -> SourceOptions:
     """Read the options; `streaming` is None while it is not known which kind of read it will be."""
     options = Options(given)
+    options.know(*SELECTING)
     found = SourceOptions(
         connection=connection_of(options),
-        selection=selection_of(options),
+        selection=Selection(),
         start=_start(options, streaming),
         end=_end(options),
         rows_max=options.integer("maxRowsPerTrigger", least=1, most=POSITION_MAX),
@@ -89,7 +90,9 @@ def source_options(
         wait_seconds=options.seconds("waitMs", 1_000),
         shape=shape_of(options, schema),
     )
+    # Before it is missed what selects streams: it may be misspelt.
     options.refuse_others(_HINTS)
+    found = replace(found, selection=selection_of(options))
     if streaming is not None:
         for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
             if name in options:

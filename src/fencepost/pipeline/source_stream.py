@@ -33,6 +33,7 @@ from fencepost.client.errors import BadRequestError, ConnectionFailedError, Resp
 from fencepost.client.results import Plan
 from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
+from fencepost.pipeline.access import access_explained, check_readable
 from fencepost.pipeline.planning import Range
 from fencepost.pipeline.reading import beyond_head_error, read_range
 from fencepost.pipeline.source import RangePartition, plan_partitions, position_at
@@ -58,6 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._empty = Range(-1, -1)
         """Positions that are known to hold nothing of the selection."""
         self._head = -1
+        self._checked = False
         self._batches_with_loss = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,6 +87,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Where the next batch ends; `start` itself when there is nothing to read."""
+        with access_explained():
+            if not self._checked:
+                check_readable(self._asking(), self._options.selection)
+                self._checked = True
+            return self._latest(start, limit)
+
+    def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
         after = self._resolved(start)
         if after is None:
             return start

@@ -1,0 +1,45 @@
+"""Who may read: asked before a query begins, because what may not be read simply does not come.
+
+A server narrows its log to what a principal may see. A query over a stream that it may not read
+would be quietly empty, for ever; so it is refused here, in words that name the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from fencepost.client.errors import ForbiddenError, GoneError, NotFoundError, UnauthorizedError
+from fencepost.client.sync import Client
+from fencepost.pipeline.errors import AccessError
+from fencepost.pipeline.selecting import Selection
+
+
+def check_readable(client: Client, selection: Selection) -> None:
+    """Raise `AccessError` if a stream that is named may not be read; it need not exist."""
+    for path in selection.streams:
+        try:
+            with suppress(NotFoundError, GoneError):
+                client.stream(path).head()
+        except ForbiddenError as error:
+            raise AccessError(
+                f"the principal of this token may not read the stream {path}: it needs the verb"
+                " read there"
+            ) from error
+
+
+@contextmanager
+def access_explained() -> Iterator[None]:
+    """Say what to do about a token that is missing, unknown or without grants."""
+    try:
+        yield
+    except UnauthorizedError as error:
+        raise AccessError(
+            "the server does not know who asks: give a valid token with the option token, or as"
+            " FENCEPOST_TOKEN where the driver runs"
+        ) from error
+    except ForbiddenError as error:
+        raise AccessError(
+            "the principal of this token may not read any stream: it needs the verb read"
+            f" ({error.detail})"
+        ) from error
