@@ -43,3 +43,8 @@ SELECT s.path, k.stream, k.principal, k.key, k.start_messages, k.start_bytes, k.
 FROM keys k LEFT JOIN streams s ON s.id = k.stream
 WHERE (k.stream, k.principal, k.key) > (:stream, :principal, :key)
 ORDER BY k.stream, k.principal, k.key LIMIT :limit
+
+-- name: writers_after
+SELECT name, principal, query, epoch, batch, digest, opened_ms, updated_ms FROM writers
+WHERE name >= :first AND name < :last AND (:owner::text IS NULL OR principal = :owner)
+ORDER BY name LIMIT :limit

@@ -127,6 +127,78 @@ SELECT greatest(next_chunk, (SELECT COALESCE(max(id), 0) + 1 FROM chunks)) FROM 
 -- name: count_waiting_parts
 SELECT count(*) FROM parts WHERE committed IS NULL
 
+-- name: find_writer
+SELECT name, principal, query, epoch, batch, digest, opened_ms, updated_ms
+FROM writers WHERE name = $1
+
+-- name: save_writer
+INSERT INTO writers (name, principal, query, epoch, batch, digest, opened_ms, updated_ms)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (name) DO UPDATE SET
+    principal = excluded.principal, query = excluded.query, epoch = excluded.epoch,
+    batch = excluded.batch, digest = excluded.digest, opened_ms = excluded.opened_ms,
+    updated_ms = excluded.updated_ms
+
+-- name: forget_writer
+DELETE FROM writers WHERE name = $1
+
+-- name: count_writers
+SELECT count(*) FROM writers
+
+-- name: find_streams
+-- Several streams at once, by their paths.
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
+       forks_count, retention
+FROM streams WHERE state < 2 AND path = ANY (:paths::text[])
+
+-- name: find_parts
+-- Several parts at once, each named by its transaction and itself.
+SELECT p.txn, p.part, p.media_type, p.committed
+FROM json_array_elements(:parts::json) AS n (value)
+JOIN parts p ON p.txn = n.value ->> 0 AND p.part = n.value ->> 1
+
+-- name: chunks_of_parts
+SELECT c.txn, c.part, c.id, c.ordinal, c.count, c.size, c.digest
+FROM json_array_elements(:parts::json) AS n (value)
+JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
+
+-- name: count_staged_messages
+SELECT COALESCE(sum(c.count), 0)::bigint
+FROM json_array_elements(:parts::json) AS n (value)
+JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
+
+-- name: large_commits
+SELECT first, last, state FROM large_commits ORDER BY first
+
+-- name: large_state
+SELECT state FROM large_commits WHERE first = $1
+
+-- name: begin_large
+INSERT INTO large_commits (first, last, state) VALUES ($1, $2, 0)
+
+-- name: turn_large
+UPDATE large_commits SET state = $1 WHERE first = $2
+
+-- name: end_large
+DELETE FROM large_commits WHERE first = $1
+
+-- name: save_slice
+INSERT INTO large_slices (first, number, carried, content) VALUES ($1, $2, 0, $3)
+
+-- name: next_slice
+SELECT number, content FROM large_slices WHERE first = $1 AND carried = $2
+ORDER BY number LIMIT 1
+
+-- name: mark_slice
+UPDATE large_slices SET carried = 1 WHERE first = $1 AND number = $2
+
+-- name: drop_slice
+DELETE FROM large_slices WHERE first = $1 AND number = $2
+
+-- name: drop_slices
+DELETE FROM large_slices WHERE first = $1
+
 -- name: purge_keys
 DELETE FROM keys WHERE stream = $1
 

@@ -7,6 +7,7 @@ rows: it takes a column of values for each.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -43,7 +44,9 @@ class Statement(NamedTuple):
             return given
         packed: list[Any] = list(given)
         for place, pack in self.packers.items():
-            packed[place] = pack(packed[place])
+            value = packed[place]
+            # What the engine's own queries have as an array is JSON: the embedded store takes that.
+            packed[place] = pack(json.loads(value) if isinstance(value, str) else value)
         return packed
 
     def columns(self, rows: Sequence[Row]) -> Sequence[Any]:

@@ -43,12 +43,6 @@ SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_
        forks_count, retention, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 FROM streams WHERE path = $1 AND state < 2
 
--- name: find_streams
-SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
-       s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
-       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention
-FROM streams s WHERE s.path = ANY ($1::text[]) AND s.state < 2
-
 -- name: find_streams_by_ids
 SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
        s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
@@ -74,17 +68,6 @@ SELECT k.stream, k.principal, k.key, k.digest, k.start_messages, k.start_bytes, 
        k.tail_bytes, k.closed, k.position, k.created_ms, k.answer
 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS n (stream, principal, key)
 JOIN keys k ON k.stream = n.stream AND k.principal = n.principal AND k.key = n.key
-
--- name: find_parts
-SELECT p.txn, p.part, p.media_type, p.committed
-FROM unnest($1::text[], $2::text[]) AS n (txn, part)
-JOIN parts p ON p.txn = n.txn AND p.part = n.part
-
--- name: chunks_of_parts
-SELECT c.txn, c.part, c.id, c.ordinal, c.count, c.size, c.digest
-FROM unnest($1::text[], $2::text[]) AS n (txn, part)
-JOIN chunks c ON c.txn = n.txn AND c.part = n.part
-ORDER BY c.txn, c.part, c.ordinal
 
 -- name: notify
 SELECT pg_notify($1, $2)

@@ -251,3 +251,38 @@ CREATE TABLE secrets (
     value bytea NOT NULL,
     created_ms bigint NOT NULL
 );
+
+-- Writers: who publishes numbered batches by commits, in which run, and how far it came. `batch` and
+-- `digest` are written by the commit that holds the batch's messages, in its transaction.
+CREATE TABLE writers (
+    name text COLLATE "C" PRIMARY KEY,
+    principal text COLLATE "C" NOT NULL, -- whose it is; empty without authorization
+    query text COLLATE "C" NOT NULL,
+    epoch bigint NOT NULL,
+    batch bigint,
+    digest text COLLATE "C",
+    opened_ms bigint NOT NULL,
+    updated_ms bigint NOT NULL
+);
+
+-- Commits too large for one transaction: decided whole, written down, then carried out in slices.
+-- Positions from `first` up to `last` belong to the commit, and while it is under way nobody reads the
+-- log beyond them. `state`: 0 it is being decided and may still come to nothing; 1 it is certain, and
+-- its slices are on their way into the tables; 2 it was finished at a start, and whoever watches streams
+-- has yet to be told.
+CREATE TABLE large_commits (
+    first bigint PRIMARY KEY,
+    last bigint NOT NULL,
+    state bigint NOT NULL
+);
+
+-- What each slice writes: rows of the other tables, as MessagePack. A slice goes in the transaction
+-- that carries it out; only at a start it stays, marked, until the watchers know of it.
+CREATE TABLE large_slices (
+    first bigint NOT NULL,             -- of its commit
+    number bigint NOT NULL,
+    carried bigint NOT NULL,
+    content bytea NOT NULL,
+    PRIMARY KEY (first, number)
+);
+ALTER TABLE large_slices ALTER COLUMN content SET STORAGE EXTERNAL;
