@@ -27,6 +27,7 @@ COMMANDS = {
     "writers": "writers",
     "forget-writer": "writers",
     "bench": "bench",
+    "migrate": "migrate",
     "check": "data",
     "backup": "data",
     "restore": "data",

@@ -1,8 +1,9 @@
-"""Arguments and options that several stream commands share, with their help and completion."""
+"""Arguments and options that several commands share, with their help and completion."""
 
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import Annotated
 
 import typer
@@ -49,6 +50,11 @@ Token = Annotated[
     typer.Option(help=f"Token to show the server. Else {TOKEN_VARIABLE}, the config file."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Config = Annotated[pathlib.Path | None, typer.Option(help="Settings file of the server (TOML).")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(help="PostgreSQL database in place of a folder: postgresql://user@host/name."),
+]
 Type = Annotated[
     str | None, typer.Option("--type", help="json, text, bytes, or a whole content type.")
 ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -15,26 +13,42 @@ import typer
 import uvloop
 
 from fencepost.cli import logs
-from fencepost.cli.settings import SettingsError, default_folder, load
-from fencepost.server.auth import AuthConfigError
+from fencepost.cli.serving import sentence_for, stop_on_signals
+from fencepost.cli.settings import TWO_STORES, SettingsError, default_folder, load
+from fencepost.cli.workers import Plan, WorkersFailedError, supervise, supports_sharing
 from fencepost.server.running import run
 from fencepost.server.settings import ServerSettings
-from fencepost.store.sqlite.database import FolderInUseError, SchemaTooNewError
+from fencepost.server.stores import AnyStoreSettings
 from fencepost.store.sqlite.settings import SqliteSettings
-from fencepost.store.sqlite.store import StoreBrokenError
 
-log = logging.getLogger(__name__)
+PORT_MAX = 65535
 
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)
+        int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=PORT_MAX)
     ] = 4437,
     data: Annotated[
         Path | None,
         typer.Option(help=f"Data folder; made when missing. Default: {default_folder()}"),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="PostgreSQL database in place of a folder: postgresql://user@host/name. The"
+            " variable FENCEPOST_STORE_URL keeps a password out of the process list."
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Processes on this port; more than one with --store only.", min=1)
+    ] = 1,
+    migrate: Annotated[
+        bool,
+        typer.Option(
+            "--migrate/--no-migrate", help="Bring an older schema up to date, or refuse it."
+        ),
+    ] = True,
     long_poll_ms: Annotated[
         int | None, typer.Option(help="How long a long-poll waits.", min=1)
     ] = None,
@@ -58,44 +72,74 @@ def serve(
         _fail("fencepost does not run under python -O: its invariants are asserts")
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level is debug, info, warning or error, not {log_level!r}")
-    logs.set_up(log_level, as_json=not sys.stderr.isatty() if log_json is None else log_json)
+    as_json = not sys.stderr.isatty() if log_json is None else log_json
+    logs.set_up(log_level, as_json=as_json)
     overrides: dict[str, dict[str, Any]] = {}
     if long_poll_ms is not None:
         overrides["server"] = {"long_poll_ms": long_poll_ms}
+    if data is not None and store is not None:
+        _fail(TWO_STORES)
     try:
-        settings, store = load(config, folder=data, overrides=overrides)
-        if not insecure and not settings.auth.principals and not is_loopback(host):
-            _fail(
-                f"refusing to listen on {host}: without authorization a server listens on this"
-                " machine only (127.0.0.1 or ::1). Set up [[principals]], or use --insecure if the"
-                " network itself keeps others out"
-            )
-        uvloop.run(_serve(settings, store, host, port))
-    except (SettingsError, AuthConfigError, FolderInUseError, SchemaTooNewError) as error:
+        settings, store_settings = load(config, folder=data, url=store, overrides=overrides)
+    except SettingsError as error:
         _fail(str(error))
-    except OSError as error:
-        _fail(f"cannot serve on {host}:{port} from {data or default_folder()}: {error}")
-    except StoreBrokenError as error:
-        _fail(f"the disk failed ({error}): check it, then start again")
+    if not insecure and not settings.auth.principals and not is_loopback(host):
+        _fail(
+            f"refusing to listen on {host}: without authorization a server listens on this"
+            " machine only (127.0.0.1 or ::1). Set up [[principals]], or use --insecure if the"
+            " network itself keeps others out"
+        )
+    if workers > 1:
+        _check_workers(workers, port, settings, store_settings)
+    plan = Plan(settings, store_settings, host, port, workers, migrate, log_level, as_json)
+    try:
+        uvloop.run(_serve(plan))
+    except WorkersFailedError as error:
+        _fail(str(error))
+    except Exception as error:
+        sentence = sentence_for(error, store_settings, host, port)
+        if sentence is None:
+            raise
+        _fail(sentence)
 
 
-async def _serve(settings: ServerSettings, store: SqliteSettings, host: str, port: int) -> None:
+def _check_workers(
+    workers: int, port: int, settings: ServerSettings, store: AnyStoreSettings
+) -> None:
+    if isinstance(store, SqliteSettings):
+        _fail(
+            "--workers is for PostgreSQL: a SQLite folder is served by one process. Leave it out,"
+            " or name a database with --store"
+        )
+    if not supports_sharing():
+        _fail("--workers needs a system where several processes can listen on one port")
+    first = settings.worker_port
+    if first and (first <= port < first + workers or first + workers > PORT_MAX + 1):
+        _fail(
+            f"[server] worker_port: {workers} workers need the ports from {first} on for"
+            f" themselves, beside {port} and below {PORT_MAX + 1}"
+        )
+
+
+async def _serve(plan: Plan) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def signalled() -> None:
-        stop.set()
-        # A second Ctrl-C does not wait for anybody: whatever was answered is on disk.
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+    stop_on_signals(stop)
 
     def ready(url: str) -> None:
         print(f"fencepost is listening on {url}", flush=True)
 
-    await run(settings, store, host=host, port=port, stop=stop, ready=ready)
+    if plan.workers > 1:
+        await supervise(plan, stop=stop, ready=ready)
+        return
+    await run(
+        plan.settings,
+        plan.store,
+        host=plan.host,
+        port=plan.port,
+        stop=stop,
+        ready=ready,
+        migrate=plan.migrate,
+    )
 
 
 def is_loopback(host: str) -> bool:

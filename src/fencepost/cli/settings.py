@@ -5,12 +5,16 @@ A key that no layer knows is an error: a misspelt limit is no limit. An environm
 FENCEPOST_ and the table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS. Beside the tables
 the file may have any number of [[retention]] policies, [[principals]] and [[producer_rules]]; the
 last two may come as JSON in FENCEPOST_PRINCIPALS and FENCEPOST_PRODUCER_RULES instead.
+
+[store] is of one of two kinds: a `folder` is SQLite's, a `url` is PostgreSQL's. The last source
+that names one chooses the kind, and a key that only the other kind knows is an error too.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +35,9 @@ from fencepost.server.settings import (
     ProducerRuleSettings,
     ServerSettings,
 )
+from fencepost.server.stores import AnyStoreSettings
 from fencepost.server.subscriptions.settings import SubscriptionSettings
+from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.sqlite.settings import SqliteSettings
 
 T = TypeVar("T")
@@ -46,7 +52,7 @@ TABLES: dict[str, type] = {
 }
 _COMPOSED = {
     *("http", "limits", "subscriptions", "auth", "principals", "producer_rules"),
-    *("folder", "vfs", "synchronous", "retention"),
+    *("folder", "url", "vfs", "synchronous", "retention"),
 }
 """Fields that are tables of their own, or not for a file to set: an answer is durable, always."""
 _MAY_BE_ZERO = {
@@ -57,9 +63,15 @@ _MAY_BE_ZERO = {
     "key_retention_s",
     "producer_retention_s",
     "loop_commit_us_max",
+    "worker_port",
     *("jwt_leeway_s", "appends_per_s", "claims_per_s", "raises_per_s", "open_claims_max"),
     *("abandon_ratio_max", "audit_refusals_per_s"),
 }
+ENGINES: dict[str, type] = {"SQLite": SqliteSettings, "PostgreSQL": PostgresSettings}
+"""The kinds that [store] can be of."""
+_PLACES = ("folder", "url")
+"""What says where a store is, and with it of which kind."""
+SCHEMES = ("postgresql://", "postgres://")
 _LISTS: dict[str, type] = {"principals": PrincipalSettings, "producer_rules": ProducerRuleSettings}
 
 
@@ -73,18 +85,24 @@ def default_folder() -> Path:
 
 
 def load(
-    config: Path | None, *, folder: Path | None, overrides: dict[str, dict[str, Any]]
-) -> tuple[ServerSettings, SqliteSettings]:
+    config: Path | None,
+    *,
+    folder: Path | None,
+    url: str | None = None,
+    overrides: dict[str, dict[str, Any]],
+) -> tuple[ServerSettings, AnyStoreSettings]:
     """The settings of a server. `overrides` are the command line's, by table and key."""
     tables = _from_file(config) if config is not None else {}
     policies = tuple(_policy(entry) for entry in tables.pop("retention", ()))
     lists = {name: _entries(name, tables.pop(name, [])) for name in _LISTS}
-    for table, values in (*_from_environment(os.environ).items(), *overrides.items()):
+    environment = _from_environment(os.environ)
+    places = (
+        _place(tables, f"[store] of {config}"),
+        _place(environment, "the environment"),
+        {"folder": folder, "url": url},
+    )
+    for table, values in (*environment.items(), *overrides.items()):
         tables.setdefault(table, {}).update(values)
-    file_folder = tables.get("store", {}).pop("folder", None)
-    if not isinstance(file_folder, str | None):
-        raise SettingsError(f"[store] folder must be of type str, not {file_folder!r}")
-    chosen = folder or (Path(file_folder).expanduser() if file_folder else default_folder())
     server = ServerSettings(
         http=_make("http", HttpSettings, tables),
         limits=_make("limits", Limits, tables),
@@ -92,8 +110,51 @@ def load(
         auth=_auth(tables, lists),
         **_checked("server", ServerSettings, tables),
     )
-    store = _checked("store", SqliteSettings, tables)
-    return server, SqliteSettings(folder=chosen, retention=policies, **store)
+    return server, _store(places, tables, policies)
+
+
+def load_store(config: Path | None, *, folder: Path | None, url: str | None) -> AnyStoreSettings:
+    """The store alone, for a command that works on it without a server."""
+    if folder is not None and url is not None:
+        raise SettingsError(TWO_STORES)
+    return load(config, folder=folder, url=url, overrides={})[1]
+
+
+TWO_STORES = "--data is a SQLite folder and --store a PostgreSQL database: give one of them"
+
+
+def _place(tables: dict[str, dict[str, Any]], source: str) -> dict[str, Any]:
+    """Take out of [store] what says where the store is."""
+    store = tables.get("store", {})
+    place = {name: store.pop(name) for name in _PLACES if name in store}
+    if len(place) > 1:
+        raise SettingsError(
+            f"{source} has both a folder (SQLite) and a url (PostgreSQL): give one of them"
+        )
+    return place
+
+
+def _store(
+    places: tuple[dict[str, Any], ...],
+    tables: dict[str, dict[str, Any]],
+    policies: tuple[Policy, ...],
+) -> AnyStoreSettings:
+    named = [place for source in places for place in source.items() if place[1] is not None]
+    where, value = named[-1] if named else ("folder", default_folder())
+    if not isinstance(value, str | Path):
+        # Not shown: whatever it is, a url may hold a password.
+        raise SettingsError(f"[store] {where} must be of type str")
+    if where == "folder":
+        checked = _checked("store", SqliteSettings, tables)
+        return SqliteSettings(folder=Path(value).expanduser(), retention=policies, **checked)
+    url = str(value)
+    if not url.startswith(SCHEMES):
+        raise SettingsError(
+            "the url of a store begins with postgresql://; for SQLite name a folder with --data"
+        )
+    return PostgresSettings(
+        url=url, retention=policies, **_checked("store", PostgresSettings, tables)
+    )
 
 
 def _from_file(config: Path) -> dict[str, dict[str, Any]]:
@@ -115,10 +176,11 @@ def _from_file(config: Path) -> dict[str, dict[str, Any]]:
 
 def _from_environment(environment: os._Environ[str]) -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
-    for table, kind in TABLES.items():
+    kinds = [*TABLES.items(), *(("store", kind) for kind in ENGINES.values())]
+    for table, kind in kinds:
         for field in fields(kind):
             value = environment.get(f"FENCEPOST_{table}_{field.name}".upper())
-            if value is not None and (field.name not in _COMPOSED or field.name == "folder"):
+            if value is not None and (field.name not in _COMPOSED or field.name in _PLACES):
                 tables.setdefault(table, {})[field.name] = value
     return tables
 
@@ -182,9 +244,7 @@ def _checked(table: str, kind: type, tables: dict[str, dict[str, Any]]) -> dict[
     checked: dict[str, Any] = {}
     for key, value in tables.get(table, {}).items():
         if key not in known:
-            raise SettingsError(
-                f"[{table}] has no setting {key!r}; it has {', '.join(sorted(known))}"
-            )
+            raise SettingsError(_unknown(table, kind, key, known))
         if str(known[key]) == "tuple[str, ...]":
             checked[key] = _texts(table, key, value)
             continue
@@ -198,6 +258,18 @@ def _checked(table: str, kind: type, tables: dict[str, dict[str, Any]]) -> dict[
         if wanted in (int, float) and not _in_range(key, checked[key]):
             raise SettingsError(f"[{table}] {key} must be greater than zero, not {value!r}")
     return checked
+
+
+def _unknown(table: str, kind: type, key: str, known: Iterable[str]) -> str:
+    if table == "store":
+        [own] = (engine for engine, settings in ENGINES.items() if settings is kind)
+        for other, settings in ENGINES.items():
+            if key not in _COMPOSED and key in {field.name for field in fields(settings)}:
+                return (
+                    f"[store] {key!r} is a setting of {other}, and this store is {own}: take it out"
+                    " (a folder makes it SQLite, a url PostgreSQL)"
+                )
+    return f"[{table}] has no setting {key!r}; it has {', '.join(sorted(known))}"
 
 
 def _texts(table: str, key: str, value: object) -> tuple[str, ...]:

@@ -22,9 +22,8 @@ from fencepost.server.handlers.writers import Writers
 from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
-from fencepost.server.stores import Opened, open_store
+from fencepost.server.stores import AnyStoreSettings, Opened, open_store
 from fencepost.server.subscriptions.opening import open_subscriptions
-from fencepost.store.sqlite.settings import SqliteSettings
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +44,16 @@ class Assembly:
     async def open(
         cls,
         settings: ServerSettings,
-        store_settings: SqliteSettings,
+        store_settings: AnyStoreSettings,
         *,
         on_loopback: bool,
         clock: Clock | None = None,
+        migrate: bool = True,
     ) -> Assembly:
         """Open the store and start the background work."""
         clock = clock or SystemClock()
-        assembly = cls(settings, await open_store(store_settings, settings.limits, clock), clock)
+        opened = await open_store(store_settings, settings.limits, clock, migrate=migrate)
+        assembly = cls(settings, opened, clock)
         try:
             await assembly._assemble(on_loopback=on_loopback)
         except BaseException:

@@ -1,4 +1,4 @@
-"""A Fencepost server inside another program: an ASGI application over a data folder.
+"""A Fencepost server inside another program: an ASGI application over a store.
 
     @asynccontextmanager
     async def lifespan(app):
@@ -6,7 +6,10 @@
             app.mount("/fencepost", streams)
             yield
 
-One process may open a folder at a time, so the host runs with one worker.
+One process may open a folder at a time, so the host runs with one worker. On PostgreSQL it may run
+with any number, each with an application of its own:
+
+    embedded(store_settings=PostgresSettings(url="postgresql://..."))
 """
 
 from __future__ import annotations
@@ -18,23 +21,26 @@ from pathlib import Path
 from fencepost.server.asgi import ASGIApp
 from fencepost.server.assembly import Assembly
 from fencepost.server.settings import ServerSettings
+from fencepost.server.stores import AnyStoreSettings
 from fencepost.store.sqlite.settings import SqliteSettings
 
 
 @contextlib.asynccontextmanager
 async def embedded(
-    folder: Path,
+    folder: Path | None = None,
     settings: ServerSettings | None = None,
-    store_settings: SqliteSettings | None = None,
+    store_settings: AnyStoreSettings | None = None,
 ) -> AsyncIterator[ASGIApp]:
-    """An application to mount, as long as the context is open.
+    """An application to mount, as long as the context is open: on a folder, or on another store.
 
     Everybody may do everything, unless `settings.auth` has principals.
     """
     settings = settings or ServerSettings()
-    assembly = await Assembly.open(
-        settings, store_settings or SqliteSettings(folder=folder), on_loopback=False
-    )
+    if store_settings is None:
+        if folder is None:
+            raise ValueError("name a data folder, or give store_settings")
+        store_settings = SqliteSettings(folder=folder)
+    assembly = await Assembly.open(settings, store_settings, on_loopback=False)
     try:
         yield ASGIApp(assembly.app, settings.http)
         await assembly.drain()

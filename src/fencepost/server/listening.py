@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.server.front import Front, HttpCounters
@@ -23,25 +24,42 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     clock: Clock | None = None,
+    shared: bool = False,
 ) -> Listening:
-    """Open the address and serve `app` on it until the returned `Listening` is drained."""
+    """Open the address and serve `app` on it until the returned `Listening` is drained.
+
+    A `shared` port is one that other processes listen on too: the kernel deals connections out.
+    """
     settings = settings or HttpSettings()
     loop = asyncio.get_running_loop()
     front = Front(app, settings, clock or SystemClock(), loop)
-    listener = await _bind(loop, host, port)
+    listener = await _bind(loop, host, port, shared=shared)
     server = await loop.create_server(
         lambda: Connection(front), sock=listener, backlog=settings.backlog_connections
     )
     return Listening(front, server, listener.getsockname())
 
 
-async def _bind(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+async def _bind(
+    loop: asyncio.AbstractEventLoop, host: str, port: int, *, shared: bool
+) -> socket.socket:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
+    return bind(found[0], shared=shared)
+
+
+Address = tuple[Any, Any, int, str, Any]
+"""One of the answers of getaddrinfo."""
+
+
+def bind(found: Address, *, shared: bool) -> socket.socket:
+    """A socket that has the address, and does not listen yet."""
+    family, kind, protocol, _, address = found
     listener = socket.socket(family, kind, protocol)
     try:
         # A restart must not wait for the connections of the server before it to be forgotten.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setblocking(False)
         listener.bind(address)
     except BaseException:

@@ -61,6 +61,8 @@ class Metrics:
         self._tails: Tails | None = None
         self._engine: Engine | None = None
         self._http: HttpCounters | None = None
+        self.worker: int | None = None
+        """Which of several workers this is; each has metrics of its own."""
         self._auth: tuple[Auth, Audit] | None = None
         self._commit = Histogram(SECONDS)
         self._fsync = Histogram(SECONDS)
@@ -110,6 +112,10 @@ class Metrics:
         )
         for name, value in self._stats().items():
             yield _gauge(f"fencepost_store_{name}", f"The store's {name.replace('_', ' ')}", value)
+        if self.worker is not None:
+            info = GaugeMetricFamily("fencepost_worker_info", "Which worker", labels=("worker",))
+            info.add_metric((str(self.worker),), 1)
+            yield info
         if self._tails is not None:
             yield _gauge(
                 "fencepost_waiters", "Long-polls and SSE readers", self._tails.readers_count

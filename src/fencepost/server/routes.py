@@ -10,6 +10,7 @@ from fencepost.clock import Clock
 from fencepost.protocol.grants import AUDIT
 from fencepost.server import access
 from fencepost.server.access import Gate
+from fencepost.server.away import ending_when_away, store_away
 from fencepost.server.handlers import parsing, rendering, truncation
 from fencepost.server.handlers.commits import COMMIT_PATH, STAGING_ROOT, Commits
 from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
@@ -18,7 +19,15 @@ from fencepost.server.handlers.rendering import BROWSER, refused
 from fencepost.server.http import Answer, Cancellable, Request, Response
 from fencepost.server.settings import ServerSettings
 from fencepost.server.tails import Tails
-from fencepost.store.contract import Deleted, Failed, Missing, SoftDeleted, Store, Unknown
+from fencepost.store.contract import (
+    Deleted,
+    Failed,
+    Missing,
+    SoftDeleted,
+    Store,
+    StoreAwayError,
+    Unknown,
+)
 
 log = logging.getLogger(__name__)
 
@@ -135,9 +144,11 @@ class Application:
 
     async def _run(self, work: Awaitable[Answer], answer: Respond) -> None:
         try:
-            response = await work
+            response = ending_when_away(await work)
         except RefusedError as error:
             response = with_browser(error.response)
+        except StoreAwayError:
+            response = store_away()
         except Exception:
             log.exception("a handler failed")
             response = _internal()

@@ -193,3 +193,7 @@ class ServerSettings:
 
     drain_ms: int = 10_000
     """How long a stopping server waits for requests in flight."""
+
+    worker_port: int = 0
+    """With several workers: the first has this port to itself beside the shared one, the second the
+    next, and so on, so that each can be asked for its own metrics. 0: none has."""

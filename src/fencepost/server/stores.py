@@ -8,24 +8,32 @@ PostgreSQL's library is an extra: it is imported only when it is asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fencepost.clock import Clock
 from fencepost.protocol.appends import Append
 from fencepost.protocol.limits import Limits
-from fencepost.store.contract import Store, SubscriptionStore
+from fencepost.store.contract import Store, StoreAwayError, SubscriptionStore
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.lists import SqlLists
 from fencepost.store.engine.logs import SqlLogs
 from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import ListStore, LogStore
+from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.schema import Schema
+from fencepost.store.sqlite import schema as sqlite_schema
 from fencepost.store.sqlite.database import PAGE_BYTES
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
+
+AnyStoreSettings = SqliteSettings | PostgresSettings
+"""Their kind says which engine to open."""
 
 Measure = Callable[[int, int, int], None]
 """Told of each commit: how many it answered, its nanoseconds, those of its COMMIT alone."""
@@ -70,9 +78,107 @@ class Opened:
     """Numbers of this engine alone, by name, for the metrics."""
 
 
-async def open_store(settings: SqliteSettings, limits: Limits, clock: Clock) -> Opened:
-    """Open the store that the settings describe, on the event loop that will use it."""
-    return _open_sqlite(settings, limits, clock)
+class CannotOpenError(Exception):
+    """The store cannot be opened as it was asked for: the message says why and what to do."""
+
+
+def describe(settings: AnyStoreSettings) -> str:
+    """Where the store is, in words that hold no password."""
+    if isinstance(settings, SqliteSettings):
+        return str(settings.folder)
+    scheme, _, rest = settings.url.partition("://")
+    # The last @ of all: a password that was not escaped may hold anything, also an @ or a /.
+    login, at, place = rest.rpartition("@")
+    user = login.partition(":")[0]
+    return f"{scheme}://{user}{at}{re.split('[?#]', place)[0]}"
+
+
+def require_postgres(settings: PostgresSettings) -> None:
+    """See that PostgreSQL's library is there and can read the URL, whose password is not shown."""
+    try:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+    except ImportError as error:
+        raise CannotOpenError(
+            "a store on PostgreSQL needs a library that is not installed here:"
+            f" pip install 'fencepost[postgres]' ({error})"
+        ) from None
+    try:
+        ports = str(conninfo_to_dict(settings.url).get("port", ""))
+        readable = all(port.isdigit() for port in ports.split(",") if port)
+    except psycopg.Error:
+        readable = False
+    if not readable:
+        # What libpq says of it may quote a piece of the password.
+        raise CannotOpenError(
+            "the url of the store cannot be read: it is postgresql://user:password@host:port/name,"
+            " with special characters of the password as percent escapes"
+        )
+
+
+@contextmanager
+def saying_why(settings: PostgresSettings) -> Iterator[None]:
+    """Turn what PostgreSQL has to say against being used into an error with one sentence."""
+    import psycopg
+
+    from fencepost.store.postgres.database import StandbyError, UnusableDatabaseError
+
+    try:
+        yield
+    except (UnusableDatabaseError, StandbyError) as error:
+        raise CannotOpenError(f"{describe(settings)} cannot be used: {error}") from error
+    except psycopg.OperationalError as error:
+        raise StoreAwayError(" ".join(str(error).split())) from error
+    except psycopg.Error as error:
+        said = " ".join(str(error).split())
+        raise CannotOpenError(f"{describe(settings)} cannot be used: {said}") from error
+
+
+def schema_of(settings: AnyStoreSettings) -> Schema:
+    """Where the schema of the store stands; nothing is changed."""
+    if isinstance(settings, SqliteSettings):
+        return sqlite_schema.schema_of(settings.folder)
+    require_postgres(settings)
+    from fencepost.store.postgres.schema import schema_of as schema_of_database
+
+    with saying_why(settings):
+        return schema_of_database(settings)
+
+
+def migrate(settings: AnyStoreSettings) -> Schema:
+    """Bring the schema of the store up to date; what there was to do."""
+    if isinstance(settings, SqliteSettings):
+        return sqlite_schema.migrate_folder(settings.folder)
+    require_postgres(settings)
+    from fencepost.store.postgres.schema import migrate_database
+
+    with saying_why(settings):
+        return migrate_database(settings)
+
+
+def _refuse_older(settings: AnyStoreSettings) -> None:
+    schema = schema_of(settings)
+    if schema.is_older:
+        option = "--data" if isinstance(settings, SqliteSettings) else "--store"
+        raise CannotOpenError(
+            f"the schema of {describe(settings)} is at version {schema.current}, and this server"
+            f" needs {schema.newest}: run `fencepost migrate {option} ...`, or start without"
+            " --no-migrate"
+        )
+
+
+async def open_store(
+    settings: AnyStoreSettings, limits: Limits, clock: Clock, *, migrate: bool = True
+) -> Opened:
+    """Open the store that the settings describe, on the event loop that will use it.
+
+    Without `migrate` a schema that is older than this version's is refused, not brought up to date.
+    """
+    if not migrate:
+        _refuse_older(settings)
+    if isinstance(settings, SqliteSettings):
+        return _open_sqlite(settings, limits, clock)
+    raise CannotOpenError("servers on PostgreSQL come with the next change; give a folder (--data)")
 
 
 def _open_sqlite(settings: SqliteSettings, limits: Limits, clock: Clock) -> Opened:

@@ -100,6 +100,14 @@ class Unknown(NamedTuple):
 Failure = Failed | Unknown
 
 
+class StoreAwayError(Exception):
+    """The database cannot be reached: come back when it can.
+
+    Reads raise it, of streams, of the log and of lists, on stores that are on another machine.
+    Nothing was changed and nothing is lost; a write says the same with `Failed`.
+    """
+
+
 class StreamInfo(NamedTuple):
     """A stream as committed: what HEAD tells."""
 

@@ -1,4 +1,4 @@
-"""A whole server inside the test's own event loop, on a real port and a real data folder.
+"""A whole server inside the test's own event loop, on a real port and a real store.
 
 It is the server that `fencepost serve` runs, without the process around it: a test may hand it a
 clock and a VFS, and see how it ended. To kill one, run a process.
@@ -13,7 +13,7 @@ from typing import Self
 from fencepost.clock import Clock
 from fencepost.server.running import run
 from fencepost.server.settings import ServerSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.server.stores import AnyStoreSettings
 
 
 class TestServer:
@@ -23,7 +23,7 @@ class TestServer:
 
     def __init__(
         self,
-        store: SqliteSettings,
+        store: AnyStoreSettings,
         *,
         settings: ServerSettings | None = None,
         clock: Clock | None = None,

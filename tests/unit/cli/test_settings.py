@@ -6,15 +6,29 @@ from typing import Any
 
 import pytest
 
-from fencepost.cli.settings import TABLES, SettingsError, default_folder, load
+from fencepost.cli.settings import TABLES, SettingsError, default_folder, load, load_store
 from fencepost.server.settings import ServerSettings
+from fencepost.server.stores import AnyStoreSettings, describe
+from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.sqlite.settings import SqliteSettings
 
 
-def from_text(tmp_path: Path, text: str, **overrides: Any) -> tuple[ServerSettings, SqliteSettings]:
+def from_text(
+    tmp_path: Path, text: str, **overrides: Any
+) -> tuple[ServerSettings, AnyStoreSettings]:
     file = tmp_path / "fencepost.toml"
     file.write_text(text)
-    return load(file, folder=tmp_path, overrides=overrides)
+    return load(file, folder=None, overrides=overrides)
+
+
+def folder_of(store: AnyStoreSettings) -> Path:
+    assert isinstance(store, SqliteSettings)
+    return store.folder
+
+
+def url_of(store: AnyStoreSettings) -> str:
+    assert isinstance(store, PostgresSettings)
+    return store.url
 
 
 def test_without_any_source_there_are_defaults() -> None:
@@ -78,9 +92,99 @@ def test_the_data_folder_is_the_options_the_environments_or_the_files(
     _, by_environment = load(file, folder=None, overrides={})
     _, by_option = load(file, folder=tmp_path / "option", overrides={})
 
-    assert by_file.folder == Path.home() / "in-the-file"
-    assert by_environment.folder == tmp_path / "in-the-environment"
-    assert by_option.folder == tmp_path / "option"
+    assert folder_of(by_file) == Path.home() / "in-the-file"
+    assert folder_of(by_environment) == tmp_path / "in-the-environment"
+    assert folder_of(by_option) == tmp_path / "option"
+
+
+DATABASE = "postgresql://streams:hush@db.example/streams"
+
+
+def test_a_url_makes_the_store_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, by_file = from_text(tmp_path, f'[store]\nurl = "{DATABASE}1"\nturn_wait_ms = 5')
+    monkeypatch.setenv("FENCEPOST_STORE_URL", DATABASE + "2")
+    _, by_environment = load(None, folder=None, overrides={})
+    _, by_option = load(None, folder=None, url=DATABASE + "3", overrides={})
+
+    assert [url_of(by_file), url_of(by_environment), url_of(by_option)] == [
+        DATABASE + "1",
+        DATABASE + "2",
+        DATABASE + "3",
+    ]
+    assert isinstance(by_file, PostgresSettings)
+    assert by_file.turn_wait_ms == 5
+
+
+def test_the_last_source_that_names_a_place_chooses_the_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fencepost.toml"
+    file.write_text(f'[store]\nurl = "{DATABASE}"\nreader_threads = 3')
+
+    _, folder_by_option = load(file, folder=tmp_path, overrides={})
+    monkeypatch.setenv("FENCEPOST_STORE_FOLDER", str(tmp_path))
+    _, folder_by_environment = load(file, folder=None, overrides={})
+    _, url_by_option = load(file, folder=None, url=DATABASE, overrides={})
+
+    assert folder_of(folder_by_option) == folder_of(folder_by_environment) == tmp_path
+    assert url_of(url_by_option) == DATABASE
+    assert folder_by_option.reader_threads == url_by_option.reader_threads == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f'[store]\nurl = "{DATABASE}"\nwal_bytes_max = 9', "wal_bytes_max.*SQLite.*PostgreSQL"),
+        ('[store]\nfolder = "f"\nturn_wait_ms = 9', "turn_wait_ms.*PostgreSQL.*SQLite"),
+        (f'[store]\nurl = "{DATABASE}"\nno_such = 9', "no_such"),
+        (f'[store]\nurl = "{DATABASE}"\nfolder = "f"', "both"),
+        ('[store]\nurl = "mysql://streams:hush@db/x"', "postgresql://"),
+        ("[store]\nurl = 5", "url"),
+        ('[store]\nurl = ["hush"]', "url"),
+    ],
+)
+def test_a_mistake_about_the_store_is_named_and_no_password_with_it(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said) as refused:
+        from_text(tmp_path, text)
+
+    assert "hush" not in str(refused.value)
+
+
+def test_a_folder_and_a_url_on_the_command_line_contradict_each_other(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"--data .* --store"):
+        load_store(None, folder=tmp_path, url=DATABASE)
+
+
+@pytest.mark.parametrize("field", fields(PostgresSettings), ids=lambda field: field.name)
+def test_every_number_of_postgresql_can_be_set_in_the_file(tmp_path: Path, field: Any) -> None:
+    if str(field.type) not in ("int", "float"):
+        return
+
+    _, store = from_text(tmp_path, f'[store]\nurl = "{DATABASE}"\n{field.name} = 77')
+
+    assert getattr(store, field.name) == 77
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://streams:hush@db.example:5432/name",
+        "postgres://streams:hu/hush@db.example:5432/name",
+        "postgresql://streams:hu@hush@db.example/name?password=hush",
+        "postgresql://streams@db.example,other:5433/name?password=hush&sslmode=require",
+        "postgresql://db.example/name?user=streams&password=hush#hush",
+    ],
+)
+def test_a_store_is_described_without_its_password(url: str) -> None:
+    shown = describe(PostgresSettings(url=url))
+
+    assert "hush" not in shown
+    assert shown.startswith("postgres")
+    assert "db.example" in shown
+    assert "/name" in shown
+    assert "hush" not in repr(PostgresSettings(url=url))
 
 
 @pytest.mark.parametrize(
