@@ -112,21 +112,15 @@ def all_defects(
     """Every defect of numbered facts, those against the lists included if there are any."""
     spark = known.sparkSession
     cut = _cut(known, span)
-    found = [
-        rules.sequences(known),
-        rules.producers(rules.batches_of(known), cut),
-        rules.epochs(known),
-        rules.closures(known),
-    ]
+    batches = rules.batches_of(known)
+    found = [rules.sequences(known), rules.producers(batches, cut)]
     if listed is not None:
         streams = spark.createDataFrame(listed.streams, lists.STREAM_LIST)
         producers = spark.createDataFrame(listed.producers, lists.PRODUCER_LIST)
         keys = spark.createDataFrame(listed.keys, lists.KEY_LIST)
-        forks = streams.where("forked").select("stream")
         found += [
-            rules.beginnings(lists.live(known), cut.unionByName(forks)),
             lists.streams(known, streams, cut, listed.settled),
-            lists.producers(known, producers, cut, listed.settled, forgetting=forgetting),
+            lists.producers(known, batches, producers, cut, listed.settled, forgetting=forgetting),
             lists.keys(known, keys, span.pruned),
         ]
     return rules.union_of(found)
@@ -135,9 +129,10 @@ def all_defects(
 def _cut(known: DataFrame, span: Span) -> DataFrame:
     """The streams of which some messages are not in the range, with right."""
     if span.after >= 0:
-        return known.select("stream").distinct()
-    gone = known.where(F.col("marker").isin("truncated", *rules.ENDS))
-    return gone.where(F.lit(span.pruned >= 0)).select("stream").distinct()
+        return known.select("stream")
+    if span.pruned < 0:
+        return known.sparkSession.createDataFrame([], "stream string")
+    return known.where(F.col("marker").isin("truncated", *rules.ENDS)).select("stream")
 
 
 def _summary(defects: DataFrame, samples_max: int) -> tuple[dict[str, int], list[Defect]]:

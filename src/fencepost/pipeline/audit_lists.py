@@ -7,148 +7,138 @@ after it. A list may say anything between the two, and nothing else.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from fencepost.pipeline.audit_rules import batches_of, defect, end_of, messages_of, said, union_of
+from fencepost.pipeline.audit_rules import Case, defects_in, end_of, flagged, said
 
 STREAM_LIST = "stream string, version long, tail string, closed boolean, forked boolean"
 PRODUCER_LIST = "stream string, producer_id string, epoch long, seq long"
 KEY_LIST = "stream string, incarnation long, key string, offset string, position long"
 
 
-def live(facts: DataFrame) -> DataFrame:
-    """The facts of incarnations that were not ended within the range."""
-    last = facts.groupBy("stream").agg(
-        F.max(
-            F.col("incarnation")
-            + F.when(F.col("marker").isin("deleted", "expired"), 1).otherwise(0)
-        ).alias("incarnation")
-    )
-    return facts.join(last, ["stream", "incarnation"])
+def streams(facts: DataFrame, listed: DataFrame, cut: DataFrame, settled: int) -> DataFrame:
+    """Every stream is listed as long as it is, begins at its beginning, is as closed as it is.
 
-
-def streams(facts: DataFrame, listed: DataFrame, excused: DataFrame, settled: int) -> DataFrame:
-    """Every stream is listed as long as it is, and as closed as it is.
-
-    `excused` names streams of which messages were purged: then only what is there is compared.
+    `cut` names streams of which messages were purged: then only what is there is compared.
     """
-    present = live(facts)
-    closed = F.col("marker") == "closed"
-    log = present.groupBy("stream").agg(
-        F.max(F.when(F.col("position") <= settled, F.col("version"))).alias("settled_version"),
-        F.max("version").alias("newest_version"),
-        F.max("position").alias("position"),
-        F.max(F.when(closed & (F.col("position") <= settled), True)).alias("settled_closed"),
-        F.max(F.when(closed, True)).alias("ever_closed"),
+    early = F.col("position") <= settled
+    closes = F.col("marker") == "closed"
+    last = F.struct("version", end_of(F.col("offset"), F.col("size")).alias("end"))
+    is_message = F.col("marker").isNull()
+    log = (
+        facts.where("live")
+        .groupBy("stream")
+        .agg(
+            F.max("position").alias("position"),
+            F.min("version").alias("first"),
+            F.max(F.when(is_message & early, last)).alias("before"),
+            F.max(F.when(is_message, last)).alias("after"),
+            F.max(F.when(closes & early, True)).alias("closed_before"),
+            F.max(F.when(closes, True)).alias("closed_after"),
+        )
     )
     both = listed.withColumn("listed", F.lit(True)).join(log, "stream", "full")
-    there = both.where("listed")
-    partial = excused.select("stream").distinct()
-    absent = both.where("listed is null and settled_version is not null")
-    unseen = F.coalesce(F.col("newest_version"), F.lit(-1))
-    longer = there.where((F.col("version") > unseen) & ~(F.col("forked") & (unseen < 0))).join(
-        partial, "stream", "left_anti"
+    both = flagged(both, cut, "cut").withColumn(
+        "newest", F.coalesce(F.col("after.version"), F.lit(-1))
     )
-    tails = messages_of(present).select(
-        "stream", "version", end_of(F.col("offset"), F.col("size")).alias("end")
+    version, there = F.col("version"), F.col("listed")
+    whole = there & ~F.col("cut")
+    ended = F.when(version == F.col("newest"), F.col("after.end")).otherwise(
+        F.when(version == F.col("before.version"), F.col("before.end"))
     )
-    ends = there.join(tails, ["stream", "version"]).where("tail != end")
-    return union_of(
-        [
-            absent.select(
-                *defect("stream_lost", said("its last version is %s", "settled_version"))
-            ),
-            longer.select(
-                *defect(
-                    "tail_missing",
-                    F.format_string(
-                        "version %d is listed, %d is the last one", F.col("version"), unseen
-                    ),
-                )
-            ),
-            there.where("version < settled_version").select(
-                *defect(
-                    "tail_behind",
-                    said("version %s is listed, %s is in the log", "version", "settled_version"),
-                )
-            ),
-            ends.select(
-                *defect("tail_wrong", said("%s, its last message ends at %s", "tail", "end"))
-            ),
-            there.where("settled_closed and not closed").select(
-                *defect("closure_lost", F.lit("it was closed, and is listed as open"))
-            ),
-            there.where("closed and ever_closed is null")
-            .join(partial, "stream", "left_anti")
-            .select(*defect("closure_unmarked", F.lit("it is listed as closed"))),
-        ]
+    both = both.withColumn("ended", ended)
+    return defects_in(
+        both,
+        Case(
+            "beginning_missing",
+            whole & ~F.col("forked") & (F.col("first") > 0),
+            said("its first version is %s", "first"),
+        ),
+        Case(
+            "stream_lost",
+            there.isNull() & F.col("before").isNotNull(),
+            said("its last version is %s", "before.version"),
+        ),
+        Case(
+            "tail_missing",
+            whole & (version > F.col("newest")) & ~(F.col("forked") & (F.col("newest") < 0)),
+            said("version %s is listed, %s is the last one", "version", "newest"),
+        ),
+        Case(
+            "tail_behind",
+            there & (version < F.col("before.version")),
+            said("version %s is listed, %s is in the log", "version", "before.version"),
+        ),
+        Case(
+            "tail_wrong",
+            there & (F.col("tail") != F.col("ended")),
+            said("%s, its last message ends at %s", "tail", "ended"),
+        ),
+        Case(
+            "closure_lost",
+            there & F.col("closed_before") & ~F.col("closed"),
+            F.lit("it was closed, and is listed as open"),
+        ),
+        Case(
+            "closure_unmarked",
+            whole & F.col("closed") & F.col("closed_after").isNull(),
+            F.lit("it is listed as closed, and no marker says so"),
+        ),
     )
 
 
 def producers(
-    facts: DataFrame, listed: DataFrame, excused: DataFrame, settled: int, *, forgetting: bool
+    facts: DataFrame,
+    batches: DataFrame,
+    listed: DataFrame,
+    cut: DataFrame,
+    settled: int,
+    *,
+    forgetting: bool,
 ) -> DataFrame:
     """Every producer is listed where its newest batch is.
 
     With `forgetting` the server lets producers go that are long silent, so that one which is not
     listed is no defect.
     """
-    present = live(facts)
-    # A bare close takes a number and leaves no message, only the marker.
-    ends = (
-        present.where("marker = 'closed'")
-        .select("stream")
-        .distinct()
-        .withColumn("closes", F.lit(1))
-    )
     place = F.struct("producer_epoch", "producer_seq")
     log = (
-        batches_of(present)
+        batches.where("live")
         .groupBy("stream", "producer_id")
         .agg(
-            F.max(place).alias("newest"),
-            F.max(F.when(F.col("position") <= settled, place)).alias("settled"),
+            F.max(F.when(F.col("position") <= settled, place)).alias("before"),
+            F.max(place).alias("after"),
             F.max("position").alias("position"),
         )
-        .join(ends, "stream", "left")
     )
-    names = ["stream", "producer_id"]
-    both = log.join(listed.withColumn("listed", F.lit(True)), names, "full")
-    where = F.struct(F.col("epoch").alias("producer_epoch"), F.col("seq").alias("producer_seq"))
-    both = both.withColumn("place", where)
-    closing = F.struct(
-        F.col("newest.producer_epoch").alias("producer_epoch"),
-        (F.col("newest.producer_seq") + F.col("closes")).alias("producer_seq"),
+    told = listed.withColumn("listed", F.lit(True)).withColumn(
+        "place",
+        F.struct(F.col("epoch").alias("producer_epoch"), F.col("seq").alias("producer_seq")),
     )
-    ahead = both.where(
-        F.col("listed")
-        & (F.col("newest").isNull() | (F.col("place") > F.col("newest")))
-        & ~F.coalesce(F.col("place") == closing, F.lit(False))
-        & ~(F.col("newest").isNull() & F.col("stream").isNull())
-    ).join(ends.select("stream", F.lit(True).alias("ended")), "stream", "left")
-    # A producer whose only request was a bare close has no message at all.
-    ahead = ahead.where("not (newest is null and ended is not null and seq = 0)").join(
-        excused.select("stream").distinct(), "stream", "left_anti"
+    both = log.join(told, ["stream", "producer_id"], "full")
+    closed = facts.where("live and marker = 'closed'")
+    both = flagged(flagged(both, cut, "cut"), closed, "closed")
+    # A bare close takes a number and leaves no message; it may be the first of its epoch.
+    bare = F.col("closed") & (
+        (F.col("seq") == 0)
+        | (
+            (F.col("epoch") == F.col("after.producer_epoch"))
+            & (F.col("seq") == F.col("after.producer_seq") + 1)
+        )
     )
-    shown = F.format_string(
+    ahead = F.col("after").isNull() | (F.col("place") > F.col("after"))
+    where = said(
         "%s is listed at %s.%s, its newest batch is %s.%s",
-        F.col("producer_id"),
-        *(
-            F.coalesce(F.col(name).cast("string"), F.lit("-"))
-            for name in ("epoch", "seq", "newest.producer_epoch", "newest.producer_seq")
-        ),
+        *("producer_id", "epoch", "seq", "after.producer_epoch", "after.producer_seq"),
     )
-    found = [
-        ahead.select(*defect("producer_ahead", shown)),
-        both.where(F.col("listed") & (F.col("place") < F.col("settled"))).select(
-            *defect("producer_behind", shown)
-        ),
-    ]
-    if not forgetting:
-        lost = both.where("listed is null and settled is not null")
-        found.append(lost.select(*defect("producer_lost", said("%s is not listed", "producer_id"))))
-    return union_of(found)
+    lost = F.col("listed").isNull() & F.col("before").isNotNull() & F.lit(not forgetting)
+    return defects_in(
+        both,
+        Case("producer_ahead", F.col("listed") & ahead & ~bare & ~F.col("cut"), where),
+        Case("producer_behind", F.col("listed") & (F.col("place") < F.col("before")), where),
+        Case("producer_lost", lost, said("%s is not listed", "producer_id")),
+    )
 
 
 def keys(facts: DataFrame, listed: DataFrame, pruned: int) -> DataFrame:
@@ -157,33 +147,18 @@ def keys(facts: DataFrame, listed: DataFrame, pruned: int) -> DataFrame:
     A key points at the last message of its append, or at a marker when it only closed. What lies
     at or below `pruned` may be gone, with right.
     """
-    asked = listed.where(F.col("stream").isNotNull())
-    places = facts.select(
-        "stream", "position", F.col("offset").alias("found"), F.lit(True).alias("there")
-    )
+    same = Window.partitionBy("stream", "incarnation", "position")
+    asked = listed.withColumn("keys", F.count("*").over(same))
+    places = facts.select("stream", "position", F.col("offset").alias("found"))
     linked = asked.join(places, ["stream", "position"], "left")
-    starts = facts.select("stream", "offset", F.lit(True).alias("starts")).distinct()
-    wrong = (
-        linked.where("there")
-        .join(starts, ["stream", "offset"], "left")
-        .where("starts is null or offset > found")
-    )
-    same = (
-        asked.groupBy("stream", "incarnation", "position")
-        .agg(F.count("*").alias("keys"), F.min("key").alias("one"), F.max("key").alias("other"))
-        .where("keys > 1")
-    )
-    return union_of(
-        [
-            linked.where(F.col("there").isNull() & (F.col("position") > pruned)).select(
-                *defect("key_without_message", said("key %s", "key"))
-            ),
-            wrong.where(F.col("position") > pruned).select(
-                *defect(
-                    "key_offset_wrong",
-                    said("key %s tells %s, its message starts at %s", "key", "offset", "found"),
-                )
-            ),
-            same.select(*defect("key_repeated", said("keys %s and %s", "one", "other"))),
-        ]
+    kept = F.col("position") > pruned
+    return defects_in(
+        linked,
+        Case("key_without_message", kept & F.col("found").isNull(), said("key %s", "key")),
+        Case(
+            "key_offset_wrong",
+            kept & (F.col("offset") > F.col("found")),
+            said("key %s tells %s, its message starts at %s", "key", "offset", "found"),
+        ),
+        Case("key_repeated", F.col("keys") > 1, said("key %s is one of %s", "key", "keys")),
     )

@@ -12,6 +12,7 @@ How the log compares with what the server lists of streams, producers and keys i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -20,7 +21,6 @@ FACTS = (
     "stream string, offset string, version long, position long, timestamp timestamp,"
     " producer_id string, producer_epoch long, producer_seq long, size long, marker string"
 )
-DEFECTS = "kind string, stream string, position long, detail string"
 ENDS = ("deleted", "expired")
 """Markers after which a stream of the same path is another one."""
 
@@ -67,32 +67,53 @@ def facts_of(messages: DataFrame, markers: DataFrame | None = None) -> DataFrame
 
 
 def numbered(facts: DataFrame) -> DataFrame:
-    """Facts with the `incarnation` of their stream, counted from 0 within the range."""
-    before = (
-        Window.partitionBy("stream").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
+    """Facts with the `incarnation` of their stream, from 0 in the range, and if it is `live`."""
+    whole = Window.partitionBy("stream")
+    before = whole.orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
+    end = F.when(F.col("marker").isin(*ENDS), 1).otherwise(0)
+    ended = F.coalesce(F.sum(end).over(before), F.lit(0)).cast("long")
+    return facts.withColumn("incarnation", ended).withColumn(
+        "live", F.col("incarnation") == F.sum(end).over(whole)
     )
-    ended = F.sum(F.when(F.col("marker").isin(*ENDS), 1).otherwise(0)).over(before)
-    return facts.withColumn("incarnation", F.coalesce(ended, F.lit(0)).cast("long"))
 
 
 def messages_of(facts: DataFrame) -> DataFrame:
     return facts.where(F.col("marker").isNull())
 
 
-def defect(kind: str, detail: Column) -> list[Column]:
-    """The columns of a defect, for a DataFrame that has `stream` and `position`."""
-    assert kind in KINDS, kind
-    return [
-        F.lit(kind).alias("kind"),
-        F.col("stream"),
-        F.col("position").cast("long"),
-        detail.alias("detail"),
-    ]
+class Case(NamedTuple):
+    """A kind of defect, when a row has it, and what to say of it."""
+
+    kind: str
+    when: Column
+    detail: Column
+
+
+def defects_in(rows: DataFrame, *cases: Case) -> DataFrame:
+    """The defects of rows that have a stream and a position: all cases in one pass."""
+    for case in cases:
+        assert case.kind in KINDS, case.kind
+    found = F.array(
+        *(
+            F.when(case.when, F.struct(F.lit(case.kind).alias("kind"), case.detail.alias("detail")))
+            for case in cases
+        )
+    )
+    each = F.explode(F.filter(found, lambda one: one.isNotNull()))
+    known = rows.select("stream", F.col("position").cast("long"), each.alias("defect"))
+    return known.select("defect.kind", "stream", "position", "defect.detail")
 
 
 def said(template: str, *names: str) -> Column:
-    """A sentence with the values of columns in it."""
-    return F.format_string(template, *(F.col(name).cast("string") for name in names))
+    """A sentence with the values of columns in it, `-` for those that are not known."""
+    values = (F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in names)
+    return F.format_string(template, *values)
+
+
+def flagged(rows: DataFrame, streams: DataFrame, name: str) -> DataFrame:
+    """Rows with a column that says whether their stream is one of some."""
+    marked = streams.select("stream").distinct().withColumn(name, F.lit(True))
+    return rows.join(marked, "stream", "left").withColumn(name, F.coalesce(name, F.lit(False)))
 
 
 def union_of(found: Sequence[DataFrame]) -> DataFrame:
@@ -106,67 +127,51 @@ def union_of(found: Sequence[DataFrame]) -> DataFrame:
 
 
 def sequences(facts: DataFrame) -> DataFrame:
-    """Versions and offsets of every stream are contiguous."""
+    """Versions and offsets of every stream are contiguous; a closed one does not grow."""
     order = Window.partitionBy(*_OF_STREAM).orderBy("position")
-    messages_before, bytes_before = _numbers(F.col("offset_before"))
-    follows = F.format_string(
-        "%016d_%016d", messages_before + 1, bytes_before + F.col("size_before")
-    )
+    before = order.rowsBetween(Window.unboundedPreceding, -1)
+    is_message, is_close = F.col("marker").isNull(), F.col("marker") == "closed"
+
+    def of_message_before(column: Column) -> Column:
+        return F.last(F.when(is_message, column), ignorenulls=True).over(before)
+
     linked = (
-        messages_of(facts)
-        .withColumn("version_before", F.lag("version").over(order))
-        .withColumn("offset_before", F.lag("offset").over(order))
-        .withColumn("size_before", F.lag("size").over(order))
-        .where("version_before is not null")
-        .withColumn("expected", follows)
+        facts.withColumn("version_before", of_message_before(F.col("version")))
+        .withColumn("expected", of_message_before(end_of(F.col("offset"), F.col("size"))))
+        .withColumn("closed_at", F.min(F.when(is_close, F.col("position"))).over(before))
     )
-    next_to = F.col("version") == F.col("version_before") + 1
-    return union_of(
-        [
-            linked.where("version > version_before + 1").select(
-                *defect(
-                    "version_gap",
-                    said("version %s follows version %s", "version", "version_before"),
-                )
-            ),
-            linked.where("version <= version_before").select(
-                *defect(
-                    "version_repeated",
-                    said("version %s comes after version %s", "version", "version_before"),
-                )
-            ),
-            linked.where(next_to & (F.col("offset") != F.col("expected"))).select(
-                *defect("offset_broken", said("%s, expected %s", "offset", "expected"))
-            ),
-        ]
+    after_close = F.col("closed_at").isNotNull()
+    step = F.when(is_message, F.col("version") - F.col("version_before"))
+    return defects_in(
+        linked,
+        Case("version_gap", step > 1, said("version %s follows %s", "version", "version_before")),
+        Case(
+            "version_repeated",
+            step < 1,
+            said("version %s comes after version %s", "version", "version_before"),
+        ),
+        Case(
+            "offset_broken",
+            (step == 1) & (F.col("offset") != F.col("expected")),
+            said("%s, expected %s", "offset", "expected"),
+        ),
+        Case(
+            "written_after_close",
+            is_message & after_close,
+            said("version %s came after the close at position %s", "version", "closed_at"),
+        ),
+        Case(
+            "closed_twice",
+            is_close & after_close,
+            said("it was closed at position %s already", "closed_at"),
+        ),
     )
-
-
-def beginnings(facts: DataFrame, excused: DataFrame) -> DataFrame:
-    """Every stream that is there as a whole begins with version 0.
-
-    `excused` names streams whose beginning lies elsewhere: forks, and those whose first messages
-    were dropped and purged.
-    """
-    first = (
-        messages_of(facts)
-        .groupBy(*_OF_STREAM)
-        .agg(F.min("position").alias("position"), F.min_by("version", "position").alias("version"))
-        .where("version > 0")
-        .join(excused.select("stream").distinct(), "stream", "left_anti")
-    )
-    return first.select(*defect("beginning_missing", said("its first version is %s", "version")))
-
-
-def _numbers(offset: Column) -> tuple[Column, Column]:
-    """The two numbers of an offset: messages and payload bytes before it."""
-    parts = F.split(offset, "_")
-    return parts.getItem(0).cast("long"), parts.getItem(1).cast("long")
 
 
 def end_of(offset: Column, size: Column) -> Column:
     """Where a message ends that starts at an offset."""
-    messages, size_before = _numbers(offset)
+    parts = F.split(offset, "_")
+    messages, size_before = parts.getItem(0).cast("long"), parts.getItem(1).cast("long")
     return F.format_string("%016d_%016d", messages + 1, size_before + size)
 
 
@@ -181,7 +186,7 @@ def batches_of(facts: DataFrame) -> DataFrame:
     return (
         messages_of(facts)
         .where("producer_id is not null")
-        .groupBy(*_OF_EPOCH, "producer_seq")
+        .groupBy(*_OF_EPOCH, "producer_seq", "live")
         .agg(
             F.count("*").alias("messages"),
             F.min("version").alias("first"),
@@ -192,94 +197,46 @@ def batches_of(facts: DataFrame) -> DataFrame:
     )
 
 
-def producers(batches: DataFrame, excused: DataFrame) -> DataFrame:
-    """For every producer and epoch: numbers are contiguous from 0, in order, none of them twice.
+def producers(batches: DataFrame, cut: DataFrame) -> DataFrame:
+    """Numbers are contiguous from 0 in every epoch, in order, none twice; epochs never go back.
 
-    `excused` names streams whose first messages are not there, so that numbers may begin later.
+    `cut` names streams whose first messages are not there, so that numbers may begin later.
     """
     order = Window.partitionBy(*_OF_EPOCH).orderBy("producer_seq")
-    linked = (
-        batches.withColumn("seq_before", F.lag("producer_seq").over(order))
-        .withColumn("first_before", F.lag("first").over(order))
-        .withColumn("who", said("%s in epoch %s", "producer_id", "producer_epoch"))
-    )
-    begun = linked.where("seq_before is null and producer_seq > 0").join(
-        excused.select("stream").distinct(), "stream", "left_anti"
-    )
-    missing = F.format_string(
-        "%s: number %d follows %s",
-        F.col("who"),
-        F.col("producer_seq"),
-        F.coalesce(F.col("seq_before").cast("string"), F.lit("nothing")),
-    )
-    torn = "messages != last - first + 1 or times > 1"
-    return union_of(
-        [
-            linked.where("producer_seq > seq_before + 1").select(*defect("seq_gap", missing)),
-            begun.select(*defect("seq_gap", missing)),
-            linked.where(torn).select(
-                *defect("seq_repeated", said("%s: number %s", "who", "producer_seq"))
-            ),
-            linked.where(f"first < first_before and not ({torn})").select(
-                *defect(
-                    "seq_disordered",
-                    said(
-                        "%s: number %s lies before number %s", "who", "producer_seq", "seq_before"
-                    ),
-                )
-            ),
-        ]
-    )
-
-
-def epochs(facts: DataFrame) -> DataFrame:
-    """Once a producer has written in an epoch, nothing of a lower one is accepted."""
-    before = (
+    earlier = (
         Window.partitionBy(*_OF_PRODUCER)
         .orderBy("position")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    sent = messages_of(facts).where("producer_id is not null")
-    linked = sent.withColumn("raised", F.max("producer_epoch").over(before))
-    return linked.where("producer_epoch < raised").select(
-        *defect(
+    linked = flagged(
+        batches.withColumn("seq_before", F.lag("producer_seq").over(order))
+        .withColumn("first_before", F.lag("first").over(order))
+        .withColumn("raised", F.max("producer_epoch").over(earlier))
+        .withColumn("who", said("%s in epoch %s", "producer_id", "producer_epoch")),
+        cut,
+        "cut",
+    )
+    seq, seq_before = F.col("producer_seq"), F.col("seq_before")
+    torn = (F.col("messages") != F.col("last") - F.col("first") + 1) | (F.col("times") > 1)
+    begins_late = seq_before.isNull() & (seq > 0) & ~F.col("cut")
+    return defects_in(
+        linked,
+        Case(
+            "seq_gap",
+            (seq > seq_before + 1) | begins_late,
+            said("%s: number %s follows %s", "who", "producer_seq", "seq_before"),
+        ),
+        Case("seq_repeated", torn, said("%s: number %s", "who", "producer_seq")),
+        Case(
+            "seq_disordered",
+            ~torn & (F.col("first") < F.col("first_before")),
+            said("%s: number %s lies before %s", "who", "producer_seq", "seq_before"),
+        ),
+        Case(
             "epoch_stale",
-            said("%s wrote in epoch %s after %s", "producer_id", "producer_epoch", "raised"),
-        )
-    )
-
-
-# Closures
-
-
-def closures(facts: DataFrame) -> DataFrame:
-    """A closed stream does not grow, and is closed once."""
-    closed = (
-        facts.where("marker = 'closed'")
-        .groupBy(*_OF_STREAM)
-        .agg(
-            F.min("position").alias("closed_at"),
-            F.max("position").alias("position"),
-            F.count("*").alias("times"),
-        )
-    )
-    later = (
-        messages_of(facts)
-        .join(closed.select(*_OF_STREAM, "closed_at"), [*_OF_STREAM])
-        .where("position > closed_at")
-    )
-    return union_of(
-        [
-            later.select(
-                *defect(
-                    "written_after_close",
-                    said("version %s came after the close at position %s", "version", "closed_at"),
-                )
-            ),
-            closed.where("times > 1").select(
-                *defect("closed_twice", said("%s markers say that it was closed", "times"))
-            ),
-        ]
+            F.col("producer_epoch") < F.col("raised"),
+            said("%s wrote after epoch %s had begun", "who", "raised"),
+        ),
     )
 
 
