@@ -1,12 +1,15 @@
 """`fencepost check`, `backup` and `restore`: what an operator does with a data folder.
 
 All three work on the files and need no server; `check` and `backup` may run beside one. They show
-their progress on a terminal, and say the result as a table, or with --json as one object.
+their progress on a terminal, and say the result as a table, or with --json as one object. Which
+folder it is, the settings of the server can say. A store on PostgreSQL is copied by PostgreSQL's
+own tools, and these commands name the one to use.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +23,24 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from fencepost.cli.settings import default_folder
+from fencepost.cli.options import Config, StoreUrl
+from fencepost.cli.settings import SettingsError, default_folder, load_store
+from fencepost.server.stores import (
+    AnyStoreSettings,
+    CannotOpenError,
+    describe,
+    require_postgres,
+    saying_why,
+)
+from fencepost.store.contract import StoreAwayError
+from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.sqlite import backup as copies
 from fencepost.store.sqlite.check import UnreadableError
 from fencepost.store.sqlite.check import check as check_place
 from fencepost.store.sqlite.check_report import Progress as Tell
 from fencepost.store.sqlite.check_report import Report, ignore
-from fencepost.store.sqlite.database import FolderInUseError
+from fencepost.store.sqlite.database import FolderInUseError, SchemaTooNewError
+from fencepost.store.sqlite.settings import SqliteSettings
 
 FINDINGS, UNREADABLE = 1, 2
 """Exit codes beside 0: something is wrong with the data, or nothing can be said about it."""
@@ -36,40 +50,67 @@ Data = Annotated[
     Path | None,
     typer.Option(help=f"Data folder, or a backup of one. Default: {default_folder()}"),
 ]
+Folder = Annotated[Path | None, typer.Option(help=f"Data folder. Default: {default_folder()}")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def check(
     data: Data = None,
+    store: StoreUrl = None,
+    config: Config = None,
     as_json: AsJson = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the check of indexes against tables.")
     ] = False,
 ) -> None:
-    """Verify every invariant of a data folder, also while a server uses it.
+    """Verify every invariant of a data folder or a database, also while servers use it.
 
     Exit code 0: all is well; 1: there are findings; 2: it cannot be read.
     """
-    place = data or default_folder()
+    settings = _settings(config, data, store, as_json)
     try:
         with _progress(as_json) as tell:
-            report = check_place(place, quick=quick, progress=tell)
-    except (UnreadableError, OSError) as error:
+            if isinstance(settings, SqliteSettings):
+                report = check_place(settings.folder, quick=quick, progress=tell)
+            else:
+                report = _check_database(settings, tell)
+    except (
+        *(UnreadableError, CannotOpenError, SchemaTooNewError),
+        *(StoreAwayError, OSError),
+    ) as error:
         _fail(str(error), as_json, UNREADABLE)
-    _show(place, report, as_json)
+    _show(describe(settings), report, as_json)
     if not report.is_clean:
         raise typer.Exit(FINDINGS)
 
 
+def _check_database(settings: PostgresSettings, tell: Tell) -> Report:
+    require_postgres(settings)
+    from fencepost.store.postgres.check import check as check_database
+
+    with saying_why(settings):
+        return check_database(settings, progress=tell)
+
+
 def backup(
     destination: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
-    data: Annotated[
-        Path | None, typer.Option(help=f"Data folder. Default: {default_folder()}")
-    ] = None,
+    data: Folder = None,
+    store: StoreUrl = None,
+    config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy a data folder to one file, consistently, while a server goes on writing."""
-    source = data or default_folder()
+    settings = _settings(config, data, store, as_json)
+    if isinstance(settings, PostgresSettings):
+        place = describe(settings)
+        dumping = f"pg_dump --format=custom --file={shlex.quote(str(destination))}"
+        _fail(
+            f"{place} is copied by PostgreSQL's own tool, also while servers write:"
+            f" {dumping} {shlex.quote(place)}",
+            as_json,
+            FINDINGS,
+        )
+    source = settings.folder
     try:
         with _progress(as_json) as tell:
             copied = copies.backup(source, destination, progress=tell)
@@ -88,13 +129,25 @@ def restore(
     data: Annotated[
         Path | None, typer.Option(help=f"Data folder to make. Default: {default_folder()}")
     ] = None,
+    store: StoreUrl = None,
+    config: Config = None,
     force: Annotated[
         bool, typer.Option("--force", help="Move a folder that has data aside first.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a data folder from a backup, after checking it. No server may be using the folder."""
-    folder = data or default_folder()
+    settings = _settings(config, data, store, as_json)
+    if isinstance(settings, PostgresSettings):
+        place = describe(settings)
+        _fail(
+            f"{place} is restored by PostgreSQL's own tool, into an empty database that no server"
+            f" uses: pg_restore --exit-on-error --dbname={shlex.quote(place)}"
+            f" {shlex.quote(str(source))}",
+            as_json,
+            FINDINGS,
+        )
+    folder = settings.folder
     aside = f".replaced-{datetime.now(UTC):%Y%m%dT%H%M%SZ}" if force else None
     moved: Path | None = None
     try:
@@ -107,7 +160,7 @@ def restore(
     except (UnreadableError, copies.DestinationExistsError, OSError) as error:
         _fail(str(error), as_json, UNREADABLE)
     if not report.is_clean:
-        _show(source, report, as_json)
+        _show(str(source), report, as_json)
         raise typer.Exit(FINDINGS)
     if as_json:
         print(json.dumps({"data": str(folder), "moved": None if moved is None else str(moved)}))
@@ -115,6 +168,15 @@ def restore(
     if moved is not None:
         print(f"moved the old data to {moved}")
     print(f"restored {source} to {folder}")
+
+
+def _settings(
+    config: Path | None, data: Path | None, url: str | None, as_json: bool
+) -> AnyStoreSettings:
+    try:
+        return load_store(config, folder=data, url=url)
+    except SettingsError as error:
+        _fail(str(error), as_json, UNREADABLE)
 
 
 @contextmanager
@@ -135,10 +197,10 @@ def _progress(as_json: bool) -> Iterator[Tell]:
         yield tell
 
 
-def _show(place: Path, report: Report, as_json: bool) -> None:
+def _show(place: str, report: Report, as_json: bool) -> None:
     if as_json:
         result = {
-            "data": str(place),
+            "data": place,
             "clean": report.is_clean,
             "counts": dict(report.counts),
             "findings_count": report.findings_count,
