@@ -1,0 +1,201 @@
+"""`python -m benchmarks.pipeline_sink`: the Spark sink, beside Spark writing Parquet.
+
+The same cached rows, 100-byte JSON messages, are written in turn to Parquet, to Spark's `noop`
+sink and to Fencepost, as a batch on two cores, round after round in one session; then as
+micro-batches of a query, large and small. What bounds the sink is told by the parts it is made of:
+rows to chunks on one core without a server, and the server's processor time per million rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType, StructField, StructType
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.subjects import OURS, Running, running
+from fencepost.pipeline import session
+from fencepost.pipeline.sink_chunks import Chunks
+from fencepost.pipeline.sink_options import CHUNK_BYTES_MAX, sink_options
+from fencepost.pipeline.sink_rows import RowsEncoder
+
+CORES = 2
+ARROW_ROWS = 10_000
+"""What Spark hands to Python at once."""
+PAD = "x" * 76
+FIRST_ID = 10_000_000
+
+
+def main() -> int:
+    """Run everything, print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline_sink")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=20, help="small micro-batches")
+    parser.add_argument("--data", type=Path, default=None)
+    options = parser.parse_args()
+    console = Console()
+    conf = {"spark.ui.enabled": False, "spark.sql.shuffle.partitions": CORES}
+    spark = session("benchmark", master=f"local[{CORES},4]", conf=conf)
+    spark.sparkContext.setLogLevel("ERROR")
+    table = Table("what", "median", "all rounds")
+    with (
+        tempfile.TemporaryDirectory(dir=options.data) as folder,
+        running(OURS, Path(folder) / "data") as server,
+    ):
+        work = Path(folder)
+        rows = cached_rows(spark, options.rows)
+        batch_rounds(table, rows, server, work, options.rows, options.rounds)
+        encode_rounds(table, options.rows, options.rounds)
+        query_rounds(table, spark, server, work, options.batches)
+    console.print(table)
+    console.print(f"load average at the end: {os.getloadavg()}")
+    spark.stop()
+    return 0
+
+
+def cached_rows(spark: SparkSession, count: int) -> DataFrame:
+    """Messages of 100 bytes, in memory, so that making them is not measured."""
+    rows = spark.range(count, numPartitions=CORES).select(message_of("id")).cache()
+    size = rows.selectExpr("avg(length(value))").head()
+    assert size is not None
+    assert round(size[0]) == 100, size
+    return rows
+
+
+def message_of(number: str) -> Column:
+    """A message of 100 bytes from a column of numbers."""
+    text = F.format_string('{"id":%d,"pad":"%s"}', F.col(number) + FIRST_ID, F.lit(PAD))
+    return text.alias("value")
+
+
+def batch_rounds(
+    table: Table, rows: DataFrame, server: Running, work: Path, count: int, rounds: int
+) -> None:
+    """Each way of writing once per round, in turn, so that all see the same machine."""
+    url = f"http://127.0.0.1:{server.port}"
+    names = iter(range(10_000))
+
+    def fencepost() -> None:
+        writing = rows.write.format("fencepost").mode("append").option("url", url)
+        writing.option("stream", f"bench/{next(names)}").option("autoCreate", "true").save()
+
+    ways: dict[str, Callable[[], None]] = {
+        "noop": lambda: rows.write.format("noop").mode("overwrite").save(),
+        "Parquet": lambda: rows.write.mode("overwrite").parquet(str(work / "parquet")),
+        "Fencepost": fencepost,
+    }
+    for write in ways.values():
+        write()  # the first time starts Python workers and compiles
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    spent: list[float] = []
+    for _ in range(rounds):
+        for name, write in ways.items():
+            before = cpu_seconds(server.pid)
+            found[name].append(count / timed(write))
+            if name == "Fencepost":
+                spent.append((cpu_seconds(server.pid) - before) / count * 1e6)
+    for name, rates in found.items():
+        add(table, f"batch to {name}", rates, "rows/s")
+    ratios = [ours / peer for ours, peer in zip(found["Fencepost"], found["Parquet"], strict=True)]
+    table.add_row("Fencepost : Parquet", f"{statistics.median(ratios):.2f}", shown(ratios, ".2f"))
+    add(table, "server's processor time per million rows", spent, "s", ".2f")
+
+
+def encode_rounds(table: Table, count: int, rounds: int) -> None:
+    """Rows to chunks with nobody to send them to: what one core of an executor could do."""
+    schema = StructType([StructField("value", StringType())])
+    options = sink_options({"stream": "s"}, schema, False, streaming=True)
+    values = [f'{{"id":{FIRST_ID + index},"pad":"{PAD}"}}' for index in range(ARROW_ROWS)]
+    batch = pa.RecordBatch.from_pydict({"value": pa.array(values)})
+
+    def encode() -> None:
+        encoder = RowsEncoder(options, 0)
+        chunks = Chunks("s", chunk_bytes=CHUNK_BYTES_MAX, json=True)
+        for _ in range(count // ARROW_ROWS):
+            for _ in chunks.add(encoder.encode(batch)):
+                pass
+
+    encode()
+    rates = [count / timed(encode) for _ in range(rounds)]
+    add(table, "check, hash and join, one core, nothing sent", rates, "rows/s")
+
+
+def query_rounds(
+    table: Table, spark: SparkSession, server: Running, work: Path, batches: int
+) -> None:
+    """How long micro-batches take, from Spark's own account of them."""
+    url = f"http://127.0.0.1:{server.port}"
+    for name, per_batch, count in (("small", 100, batches), ("100,000 rows", 100_000, 5)):
+        for sink in ("parquet", "fencepost"):
+            source = (
+                spark.readStream.format("rate-micro-batch")
+                .option("rowsPerBatch", per_batch)
+                .option("numPartitions", CORES)
+                .load()
+            )
+            folder = work / f"{sink}-{per_batch}"
+            writing = source.select(message_of("value")).writeStream.format(sink)
+            writing = writing.option("checkpointLocation", str(folder / "checkpoint"))
+            if sink == "fencepost":
+                writing = writing.option("url", url).option("stream", f"query/{per_batch}")
+                writing = writing.option("autoCreate", "true")
+            else:
+                writing = writing.option("path", str(folder / "rows"))
+            query = writing.start()
+            # The first batches start workers and compile.
+            progress = batches_of(query, count + 3)[3:]
+            query.stop()
+            add(
+                table,
+                f"micro-batch, {name}, to {sink}",
+                [float(one["durationMs"]["triggerExecution"]) for one in progress],
+                "ms",
+                ".0f",
+            )
+
+
+def batches_of(query: Any, count: int) -> list[Any]:
+    """The first batches of a query, as it reports them."""
+    seen: dict[int, Any] = {}
+    while len(seen) < count:
+        assert query.isActive, query.exception()
+        for one in query.recentProgress:
+            seen[one["batchId"]] = one
+        time.sleep(0.1)
+    return [seen[batch] for batch in sorted(seen)][:count]
+
+
+def timed(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def add(table: Table, what: str, values: list[float], unit: str, style: str = ",.0f") -> None:
+    table.add_row(what, f"{statistics.median(values):{style}} {unit}", shown(values, style))
+
+
+def shown(values: list[float], style: str) -> str:
+    return "  ".join(f"{value:{style}}" for value in values)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
