@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres_support import empty_postgres_dsn as empty_postgres_dsn
+from tests.postgres_support import postgres_dsn as postgres_dsn
+from tests.postgres_support import postgres_server as postgres_server
 from tests.serving import ServerProcess
 
 

@@ -152,6 +152,11 @@ SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_
        forks_count, retention
 FROM streams WHERE state < 2 AND path = ANY (:paths::text[])
 
+-- name: forks_of
+-- The streams that were forked from some of these.
+SELECT path FROM streams
+WHERE fork IS NOT NULL AND state < 2 AND (fork::json ->> 0)::bigint = ANY (:streams::bigint[])
+
 -- name: find_parts
 -- Several parts at once, each named by its transaction and itself.
 SELECT p.txn, p.part, p.media_type, p.committed
@@ -189,6 +194,12 @@ INSERT INTO large_slices (first, number, carried, content) VALUES ($1, $2, 0, $3
 -- name: next_slice
 SELECT number, content FROM large_slices WHERE first = $1 AND carried = $2
 ORDER BY number LIMIT 1
+
+-- name: some_slices
+SELECT number FROM large_slices WHERE first = $1 ORDER BY number LIMIT $2
+
+-- name: slice_at
+SELECT content FROM large_slices WHERE first = $1 AND number = $2
 
 -- name: mark_slice
 UPDATE large_slices SET carried = 1 WHERE first = $1 AND number = $2
