@@ -492,6 +492,27 @@ def test_a_write_inside_foreach_batch_needs_a_name(
         Job(server, query, stream=name, sinkName=name, jobId="1").save(["1"])
 
 
+def test_a_name_without_a_query_is_refused(server: ServerProcess, name: str) -> None:
+    """A thread inside foreachBatch may not see its query: silence would append twice."""
+    with pytest.raises(OptionError, match="belongs to no query"):
+        Job(server, stream=name, sinkName=name).save(["1"])
+
+
+def test_a_job_group_that_hides_the_run_does_not_fence_the_next_start(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    query = Driver(server, tmp_path)
+    query.run = "my group"
+    for batch in range(2):
+        Job(server, query, stream=name, sinkName=name).save([str(batch)], batch=batch)
+    with fencepost.connect(server.url) as client:
+        client.open_writer(name, query.query)
+
+    Job(server, query, stream=name, sinkName=name).save(["2"], batch=2)
+
+    assert messages(server.url, name) == [0, 1, 2]
+
+
 def test_the_same_name_twice_in_one_batch_is_an_error_in_replays_too(
     server: ServerProcess, tmp_path: Path, name: str
 ) -> None:

@@ -22,9 +22,10 @@ from pyspark.sql.types import StructType
 
 from fencepost.client.errors import (
     ConnectionFailedError,
+    ForbiddenError,
     ResponseError,
     StreamNotFoundError,
-    WriterNotFoundError,
+    UnauthorizedError,
 )
 from fencepost.client.results import WriterInfo
 from fencepost.client.settings import NO_RETRIES
@@ -160,8 +161,8 @@ def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
     """What the server knows of this writer before the tasks begin, if it can be had at once.
 
     With it tasks refuse a new checkpoint before they upload anything, and need not upload a batch
-    that was published. The commit decides anew in any case, so a server that is away is no reason
-    to wait here.
+    that was published; a missing token or grant shows here as well. The commit decides anew in any
+    case, so a server that is away is no reason to wait here.
     """
     name = options.sink_name or (options.stream if streaming else None)
     if options.job_id is not None:
@@ -175,8 +176,8 @@ def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
             raise MissingStreamError(
                 f"there is no stream {options.stream!r}: make it, or set autoCreate to true"
             ) from None
-        except WriterNotFoundError:
-            return None
+        except (UnauthorizedError, ForbiddenError):
+            raise
         except (ConnectionFailedError, ResponseError):
             return None
 

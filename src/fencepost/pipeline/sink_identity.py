@@ -7,6 +7,7 @@ what they see into their messages, and the driver reads it there.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fencepost.client.results import WriterInfo
@@ -18,6 +19,8 @@ QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
 RUN_PROPERTY = "spark.jobGroup.id"
 JOB_PREFIX = "job:"
+
+_RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,12 @@ def identity_of(
         return _of_query(options, place, place.query, place.batch, streaming=streaming)
     if streaming:
         raise OptionError("Spark did not say which query this is: it is made for PySpark 4.3")
+    if options.sink_name is not None:
+        raise OptionError(
+            "option sinkName in a write that belongs to no query: give a plain batch write a jobId"
+            " instead. Inside foreachBatch, a thread of your own does not see the query: use"
+            " pyspark.InheritableThread"
+        )
     if options.job_id is None:
         return None
     # A job is a query of one batch. Its name is apart from those of sinks.
@@ -75,7 +84,10 @@ def _of_query(
             )
     name = options.sink_name or options.stream
     assert name is not None, "the options were checked"
-    return Identity(name, query, batch, place.run or query)
+    # Code inside foreachBatch may set a job group of its own, which hides the run. Then each batch
+    # is a run: it takes an epoch of its own, and cannot be mistaken for one of an earlier start.
+    run = place.run if place.run and _RUN.fullmatch(place.run) else f"{query}/{batch}"
+    return Identity(name, query, batch, run)
 
 
 def check_known(known: WriterInfo | None, identity: Identity, *, allow_new: bool) -> bool:
