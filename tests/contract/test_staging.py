@@ -20,8 +20,7 @@ from fencepost.protocol.commits import (
 )
 from fencepost.protocol.offsets import START, Offset
 from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
-from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
+from fencepost.store.engine.upkeeping import Upkeep
 from tests.contract.conditional import (
     JSON,
     TEXT,
@@ -32,7 +31,11 @@ from tests.contract.conditional import (
     commit,
     item,
 )
+from tests.contract.sliced import also_in_slices
 from tests.contract.subject import Subject, answered
+
+subject = also_in_slices
+
 
 DAY_MS = 86_400_000
 
@@ -361,7 +364,7 @@ async def test_a_part_being_swept_takes_no_chunk_for_the_same(subject: Subject) 
     for ordinal in range(2):
         await ask_stage(subject, "p", b"x", ordinal)
     dropping = asyncio.create_task(
-        _embedded(subject).decide(lambda decider: decider.drop_part(Part("t", "p")))
+        subject.kept.decide(lambda decider: decider.drop_part(Part("t", "p")))
     )
     await asyncio.sleep(0)  # let it begin: what follows is decided before it is on disk
     again = subject.ask(store.stage, chunk("p", b"x", 0))
@@ -391,10 +394,5 @@ async def test_a_key_is_remembered_until_it_is_swept(subject: Subject) -> None:
     assert await subject.content("s") == b"xyzotherother"
 
 
-def _embedded(subject: Subject) -> SqliteStore:
-    assert isinstance(subject.store, SqliteStore)
-    return subject.store
-
-
-def _upkeep(subject: Subject) -> SqliteUpkeep:
-    return SqliteUpkeep(_embedded(subject), subject.clock)
+def _upkeep(subject: Subject) -> Upkeep:
+    return Upkeep(subject.kept, subject.clock)

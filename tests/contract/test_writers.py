@@ -34,7 +34,10 @@ from fencepost.protocol.writers import (
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import ask_append, ask_commit, ask_stage, item
+from tests.contract.sliced import also_in_slices
 from tests.contract.subject import Outcome, SqliteEngine, Subject, answered
+
+subject = also_in_slices
 
 
 async def opened(subject: Subject, name: str = "w", query: str = "q", **more: Any) -> Writer:

@@ -108,6 +108,16 @@ class Committed(NamedTuple):
     outcomes: tuple[Appended, ...]
 
 
+class CommittedInSlices(NamedTuple):
+    """All items were appended, of a commit so large that its answer came together on the way.
+
+    As a duplicate they had all been appended before.
+    """
+
+    answer: bytes
+    duplicate: bool = False
+
+
 class CommitDuplicate(NamedTuple):
     """All items had been appended before."""
 
@@ -141,6 +151,7 @@ class CommitPartial(NamedTuple):
 
 CommitOutcome = (
     Committed
+    | CommittedInSlices
     | CommitDuplicate
     | CommitReplayed
     | CommitKeyReused
@@ -176,11 +187,24 @@ def decide_commit(
 
 def describe_commit(request: Commit, outcome: Committed | CommitDuplicate) -> bytes:
     """The body that answers a commit: where each of its appends went."""
+    return join_described([describe_items(request.items, outcome.outcomes)])
+
+
+def describe_items(
+    items: Sequence[CommitItem],
+    outcomes: Sequence[Appended | Duplicate | Replayed | AlreadyClosed],
+) -> bytes:
+    """Where some appends of a commit went, as a piece of its answer."""
     appends = [
         {"stream": item.append.path, **_where(decided)}
-        for item, decided in zip(request.items, outcome.outcomes, strict=True)
+        for item, decided in zip(items, outcomes, strict=True)
     ]
-    return msgspec.json.encode({"appends": appends})
+    return msgspec.json.encode(appends)[1:-1]
+
+
+def join_described(pieces: Sequence[bytes]) -> bytes:
+    """The body that answers a commit, put together from its pieces."""
+    return b'{"appends":[%b]}' % b",".join(piece for piece in pieces if piece)
 
 
 def _where(outcome: Appended | Duplicate | Replayed | AlreadyClosed) -> dict[str, object]:

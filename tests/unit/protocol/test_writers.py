@@ -130,4 +130,4 @@ def test_whatever_happens_each_batch_is_published_once_in_order_by_the_run_of_it
             assert outcome.matches in ((None,) if number < published[-1] else (False,))
 
     assert published == sorted(set(published))
-    assert (published or [None])[-1] == (None if current is None else current.batch)
+    assert (published[-1] if published else None) == (None if current is None else current.batch)

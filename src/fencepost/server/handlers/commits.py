@@ -26,6 +26,7 @@ from fencepost.protocol.commits import (
     CommitRefused,
     CommitReplayed,
     Committed,
+    CommittedInSlices,
     ItemDeleted,
     ItemMissing,
     ItemOutcome,
@@ -305,6 +306,9 @@ def _committed(
         case Committed():
             answer = _readable(commit, describe_commit(commit, outcome), may_read)
             return _described(answer, duplicate=False, batch=_batch_of(commit))
+        case CommittedInSlices(answer, duplicate):
+            answer = _readable(commit, answer, may_read)
+            return _described(answer, duplicate=duplicate, batch=_batch_of(commit))
         case CommitDuplicate():
             answer = _readable(commit, describe_commit(commit, outcome), may_read)
             return _described(answer, duplicate=True, batch=_batch_of(commit))

@@ -7,6 +7,7 @@ group durable, and answering after that, is the business of the store that owns 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from fencepost.protocol.appends import (
     Append,
@@ -74,9 +75,9 @@ from fencepost.store.engine.claims import Claims
 from fencepost.store.engine.database import Connection
 from fencepost.store.engine.drafts import Draft
 from fencepost.store.engine.forking import fork_point, is_place
+from fencepost.store.engine.holds import Holds
 from fencepost.store.engine.ledger import COMMITS, NO_PRODUCER, Entry, Ledger, LedgerGroup
 from fencepost.store.engine.records import CLOSED, EXPIRED, REMOVED
-from fencepost.store.engine.staging import ROW_BYTES
 from fencepost.store.settings import StoreSettings
 
 
@@ -93,6 +94,17 @@ class Counts:
         if request.batch is not None:
             self.messages += request.batch.messages
             self.bytes += request.batch.size
+
+    def add_all(self, others: Counts) -> None:
+        self.appends += others.appends
+        self.messages += others.messages
+        self.bytes += others.bytes
+
+
+class Admitted(NamedTuple):
+    """A commit whose appends may be looked at, and its writer as it then will be."""
+
+    writer: Writer | None
 
 
 class Decider:
@@ -118,6 +130,8 @@ class Decider:
         self.claims = Claims(connection)
         self.counts = Counts()
         self.watchers: list[Watcher] = []
+        self.holds = Holds()
+        """What a large commit has hold of: nothing of it may be decided apart from that."""
         self.group: LedgerGroup
         """The open group, which the store opens: what is decided next joins it."""
 
@@ -194,23 +208,10 @@ class Decider:
     def commit(self, request: Commit) -> CommitOutcome:
         """Make several appends, all of them or none."""
         now_ms = self.tick()
-        writer = None
-        if request.writer is not None:
-            current = self.ledger.writers.find(request.writer.name)
-            decided_writer = decide_writer_batch(current, request.writer, now_ms=now_ms)
-            if not isinstance(decided_writer, Writer):
-                return decided_writer
-            writer = decided_writer
-        known = None if request.key is None else self._commit_key(request)
-        if known is not None:
-            record, answer = known
-            same = record.digest == request.digest
-            return CommitReplayed(answer) if same else CommitKeyReused(record.created_ms)
-        if request.items:
-            first = request.items[0].append
-            too_fast = self.claims.pace(first.actor, now_ms, appends=len(request.items))
-            if too_fast is not None:
-                return CommitRefused(0, too_fast)
+        admitted = self.admit(request, now_ms)
+        if not isinstance(admitted, Admitted):
+            return admitted
+        writer = admitted.writer
         paths = dict.fromkeys(item.append.path for item in request.items)
         entries = {path: self.alive(path, now_ms) for path in paths}
         draft = Draft(self.ledger, entries, self.claims, now_ms=now_ms)
@@ -231,6 +232,27 @@ class Decider:
             self.claims.tell(append, before, decided, now_ms)
         return outcome
 
+    def admit(self, request: Commit, now_ms: int) -> Admitted | CommitOutcome:
+        """What is known of a commit before its appends are looked at."""
+        writer = None
+        if request.writer is not None:
+            current = self.ledger.writers.find(request.writer.name)
+            decided = decide_writer_batch(current, request.writer, now_ms=now_ms)
+            if not isinstance(decided, Writer):
+                return decided
+            writer = decided
+        known = None if request.key is None else self._commit_key(request)
+        if known is not None:
+            record, answer = known
+            same = record.digest == request.digest
+            return CommitReplayed(answer) if same else CommitKeyReused(record.created_ms)
+        if request.items:
+            first = request.items[0].append
+            too_fast = self.claims.pace(first.actor, now_ms, appends=len(request.items))
+            if too_fast is not None:
+                return CommitRefused(0, too_fast)
+        return Admitted(writer)
+
     def _keep_commit(self, request: Commit, draft: Draft, outcome: Committed, now_ms: int) -> None:
         group = self.group
         last = self.ledger.next_position - 1
@@ -248,14 +270,10 @@ class Decider:
 
     def _carry_out(self, draft: Draft) -> None:
         """Do what a draft has decided, on the ledger and in the open group."""
-        group = self.group
-        group.bytes += ROW_BYTES * len(draft.decided)
         for stream in draft.made.values():
             self._make(stream)
-        for append, outcome in draft.decided:
-            entry = self.ledger.find(append.path)
-            assert entry is not None
-            self.ledger.apply(group, entry, append, outcome, self.ledger.last_ms)
+        draft.carry_out(self.group)
+        for append, _ in draft.decided:
             self.counts.add(append)
 
     def stage(self, upload: Upload) -> StageOutcome:
@@ -376,7 +394,7 @@ class Decider:
         """Let an incarnation begin at a place that a look at its rows has found."""
         self.tick()
         entry = self.ledger.find_id(stream_id)
-        if entry is None or entry.stream.soft_deleted:
+        if entry is None or entry.stream.soft_deleted or self._is_held(entry.stream.path):
             return False
         stream = entry.stream
         if not isinstance(decide_truncation(stream.first, stream.tail, first), Cut):
@@ -393,11 +411,16 @@ class Decider:
     def expire(self, path: str) -> bool:
         """End the stream at `path` if its time is over."""
         now_ms = self.tick()
-        entry = self.ledger.find(path)
+        entry = None if self._is_held(path) else self.ledger.find(path)
         if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
             return False
         self._remove(entry, EXPIRED)
         return True
+
+    def _is_held(self, path: str) -> bool:
+        """Whether a large commit has hold of a stream: then the upkeep comes again later."""
+        held = self.holds.held
+        return held is not None and path in held.paths
 
     def tick(self) -> int:
         """The time of the decision about to be made: never earlier than that of the last one."""
@@ -416,16 +439,18 @@ class Decider:
     # What the upkeep asks for
 
     def drop_part(self, part: Part) -> None:
-        """Drop a staged part, unless a commit has taken it."""
-        self.ledger.staging.drop(self.group, part)
+        """Drop a staged part, unless a commit has taken it, or is about to."""
+        held = self.holds.held
+        if held is None or part not in held.parts:
+            self.ledger.staging.drop(self.group, part)
 
     def forget_producer(
         self, stream_id: int, producer_id: str, before_ms: int, lifetime_ms: int
     ) -> bool:
         """Forget a producer that has sent nothing since; whether that was so."""
         entry = self.ledger.find_id(stream_id)
-        if entry is None:
-            return False  # its producers go with the stream
+        if entry is None or self._is_held(entry.stream.path):
+            return False  # its producers go with the stream; or it is another time's work
         producer = self.ledger.find_producer(entry, producer_id)
         if producer is None or producer.updated_ms > before_ms:
             return False

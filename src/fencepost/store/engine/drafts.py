@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from fencepost.protocol.appends import (
@@ -40,7 +40,8 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.engine.claims import Claims
-from fencepost.store.engine.ledger import Entry, Ledger
+from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.engine.staging import ROW_BYTES
 
 
 class Draft:
@@ -57,8 +58,11 @@ class Draft:
         claims: Claims,
         *,
         now_ms: int,
+        standings: Standings | None = None,
+        taken: Container[Part] = (),
     ) -> None:
         self._ledger = ledger
+        self._taken = taken
         self._claims = claims
         self._entries = entries
         self._now_ms = now_ms
@@ -67,9 +71,11 @@ class Draft:
         self._streams: dict[str, Stream] = {}
         self._producers: dict[tuple[int, str], Producer | None] = {}
         self._keys: dict[tuple[int, str, str], KeyRecord] = {}
-        self._tries: list[tuple[Append, Producer | None, AppendOutcome]] = []
-        self.standings: Standings = {}
-        """Where the draft leaves principals, if it is carried out."""
+        self.tries: list[tuple[Append, Producer | None, AppendOutcome]] = []
+        """What was decided of appends with principals and producers, for their standing."""
+        self.standings: Standings = {} if standings is None else standings
+        """Where the draft leaves principals, if it is carried out; with where it found them, if it
+        goes on from another one."""
         self.parts: set[Part] = set()
         """The staged parts that the draft uses."""
         self.made: dict[str, Stream] = {}
@@ -120,12 +126,14 @@ class Draft:
     def _settle(
         self, append: Append, producer: Producer | None, outcome: AppendOutcome
     ) -> AppendOutcome:
+        if isinstance(outcome, Appended) and outcome.producer is None:
+            return outcome
         standings = {**self._claims.standings, **self.standings}
         changed = self._claims.weigh(standings, append, producer, outcome, self._now_ms)
         if isinstance(changed, TooFast):
             return changed
         self.standings.update(changed)
-        self._tries.append((append, producer, outcome))
+        self.tries.append((append, producer, outcome))
         return outcome
 
     def audited(
@@ -133,7 +141,7 @@ class Draft:
     ) -> list[tuple[Append, Producer | None, AppendOutcome]]:
         """What the audit stream may have to tell: of a commit that is refused, the refusal."""
         done = isinstance(outcome, Committed)
-        return [tried for tried in self._tries if isinstance(tried[2], Appended) == done]
+        return [tried for tried in self.tries if isinstance(tried[2], Appended) == done]
 
     def _carry(self, stream: Stream, append: Append, outcome: Appended) -> None:
         stream.tail = outcome.tail
@@ -148,6 +156,14 @@ class Draft:
         self._position += 0 if append.batch is None else append.batch.messages
         self._position += outcome.closed  # its marker
         self.decided.append((append, outcome))
+
+    def carry_out(self, group: LedgerGroup) -> None:
+        """Make the appends that were decided, on the ledger; the new streams are there already."""
+        group.bytes += ROW_BYTES * len(self.decided)
+        for append, outcome in self.decided:
+            entry = self._ledger.find(append.path)
+            assert entry is not None
+            self._ledger.apply(group, entry, append, outcome, self._ledger.last_ms)
 
     def _stream(self, append: Append) -> Stream | ItemMissing | ItemDeleted:
         """The draft's copy of the stream; made up when it does not exist but may be made."""
@@ -178,7 +194,7 @@ class Draft:
         media_type = append.media_type
         counts = item.chunks or (None,) * len(item.parts)
         for part, count in zip(item.parts, counts, strict=True):
-            if part in self.parts:
+            if part in self.parts or part in self._taken:
                 return PartTwice(part)
             found = self._ledger.staging.find(part)
             if found is None:

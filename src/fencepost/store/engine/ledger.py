@@ -10,7 +10,8 @@ The ledger is a cache with an owner: dropping all of it (`reset`) is how a faile
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Container
+from typing import Any, Protocol
 
 from fencepost.protocol.appends import Append, Appended, KeyRecord, key_record
 from fencepost.protocol.batches import Batch
@@ -68,11 +69,23 @@ class Entry:
         return SOFT_DELETED if self.stream.soft_deleted else LIVE
 
 
+class Carried(Protocol):
+    """A slice of a large commit, as far as its group has to know: rows to be written."""
+
+    updates: list[Row]
+    inserts: list[Row]
+    log: list[Row]
+    producers: list[Row]
+    keys: list[Row]
+    statements: list[tuple[str, Row]]
+
+
 class LedgerGroup:
     """What one transaction writes, collected decision by decision."""
 
     __slots__ = (
         "bytes",
+        "carried",
         "counters",
         "created",
         "entries",
@@ -103,6 +116,7 @@ class LedgerGroup:
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
         self.staging: Changes | None = None
         self.writers: dict[str, Writer | None] = {}
+        self.carried: list[Carried] = []  # slices of a large commit
         self.statements: list[tuple[str, tuple[object, ...]]] = []
         # Filled when the group is sealed:
         self.inserts: list[Row] = []
@@ -127,7 +141,7 @@ class Ledger:
         key_retention_ms: int | None = None,
     ) -> None:
         self._connection = connection
-        self._key_retention_ms = key_retention_ms
+        self.key_retention_ms = key_retention_ms
         self._streams_max = streams_max
         self._producers_max = producers_max
         self._by_path: dict[str, Entry] = {}
@@ -203,6 +217,16 @@ class Ledger:
         """Drop the oldest eighth of the entries that no pending group needs."""
         clean = [e for e in self._by_path.values() if e.dirty_in <= self._committed]
         for entry in clean[: max(1, self._streams_max // 8)]:
+            self._drop(entry)
+
+    def cached(self, path: str) -> Entry | None:
+        """The stream at `path`, if it is in memory."""
+        return self._by_path.get(path)
+
+    def drop_all(self, paths: Container[str]) -> None:
+        """Have these streams loaded again: somebody else wrote their rows. None of them is in a
+        group that is not on disk."""
+        for entry in [e for path, e in self._by_path.items() if path in paths]:
             self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
@@ -446,7 +470,7 @@ class Ledger:
             else:
                 group.updates.append((*hot, stream.id))
             group.views.append((entry, view_of(stream), entry.state))
-        retention_ms = self._key_retention_ms
+        retention_ms = self.key_retention_ms
         for place, (record, answer) in group.keys.items():
             expires_ms = None if retention_ms is None else record.created_ms + retention_ms
             group.key_rows.append(records.key_columns(*place, record, answer, expires_ms))

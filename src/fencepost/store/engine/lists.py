@@ -18,6 +18,7 @@ from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.writers import Writer
 from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.holds import Holds
 from fencepost.store.engine.log_sources import end_of
 from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, Page
@@ -29,25 +30,33 @@ CANDIDATES_MAX = 10_000
 class SqlLists:
     """The lists of one store."""
 
-    def __init__(self, readers: Readers[Any]) -> None:
+    def __init__(self, readers: Readers[Any], holds: Holds | None = None) -> None:
         self._readers = readers
+        self._holds = holds or Holds()
 
     async def list_streams(
         self, glob: Glob | None, *, after: str, limit: int
     ) -> Page[ListedStream]:
-        return await self._readers.run(partial(streams, glob=glob, after=after, limit=limit))
+        work = partial(streams, glob=glob, after=after, limit=limit)
+        return await self._holds.whole(
+            lambda: self._readers.run(work), lambda page: [one.path for one in page.entries]
+        )
 
     async def list_producers(
         self, stream: Glob | None, glob: Glob | None, *, after: tuple[str, str], limit: int
     ) -> Page[ListedProducer]:
-        return await self._readers.run(
-            partial(producers, stream=stream, glob=glob, after=after, limit=limit)
+        work = partial(producers, stream=stream, glob=glob, after=after, limit=limit)
+        return await self._holds.whole(
+            lambda: self._readers.run(work), lambda page: [one.stream for one in page.entries]
         )
 
     async def list_keys(
         self, *, after: tuple[int, str, str], as_of_ms: int | None, limit: int
     ) -> Page[ListedKey]:
-        return await self._readers.run(partial(keys, after=after, as_of_ms=as_of_ms, limit=limit))
+        work = partial(keys, after=after, as_of_ms=as_of_ms, limit=limit)
+        return await self._holds.whole(
+            lambda: self._readers.run(work), lambda page: [one.stream for one in page.entries]
+        )
 
     async def list_writers(
         self, glob: Glob | None, *, owner: str | None, after: str, limit: int

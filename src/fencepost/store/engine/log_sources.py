@@ -34,10 +34,16 @@ def run(
 
 
 def head_of(connection: Connection) -> int:
-    """The newest position in this connection's view."""
-    [(head,)] = run(connection, "head")
+    """The newest position that may be read in this connection's view."""
+    return ends_of(connection)[0]
+
+
+def ends_of(connection: Connection) -> tuple[int, int]:
+    """The newest position that may be read, and the newest that somebody was told of."""
+    [(head, newest)] = run(connection, "head")
     assert isinstance(head, int)
-    return head
+    assert isinstance(newest, int)
+    return head, newest
 
 
 class Source(NamedTuple):

@@ -23,6 +23,7 @@ from fencepost.store.engine.log_sources import (
     SHORT_RANGE,
     STREAMS_MAX,
     Source,
+    ends_of,
     first_place,
     head_of,
     ids_between,
@@ -94,9 +95,10 @@ def read_log(
     connection: Connection, query: LogQuery, limits: Limits
 ) -> LogChunk | Pruned | BeyondHead:
     """What a reader gets. Call it inside a transaction."""
-    head = head_of(connection)
+    head, newest = ends_of(connection)
     after = head if query.after is None else query.after
-    if after > head:
+    # A writer may know of a position that cannot be read yet.
+    if after > newest:
         return BeyondHead(head)
     until = head if query.until is None else min(query.until, head)
     low = after + 1

@@ -34,6 +34,7 @@ from fencepost.store.engine.log_sources import (
     WIDTH,
     Source,
     bucket_of,
+    ends_of,
     first_place,
     head_of,
     ids_between,
@@ -58,10 +59,10 @@ BUCKETS_PER_TALLY_MAX = 256
 
 async def make(readers: Readers[Any], query: PlanQuery) -> Plan | BeyondHead:
     """Carry out a plan: weigh in slices, then bound, split and look up the time."""
-    head = await readers.run(head_of)
-    if query.after > head:
+    head, newest = await readers.run(ends_of)
+    if query.after > newest:
         return BeyondHead(head)
-    until = head if query.until is None else max(query.after, min(query.until, head))
+    until = max(query.after, head if query.until is None else min(query.until, head))
     sparse = await _weigh_sparse(readers, query, until)
     stretches = sparse or []
     total = NOTHING

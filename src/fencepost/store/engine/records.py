@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import msgspec
 
@@ -20,6 +21,9 @@ from fencepost.protocol.streams import (
     pack,
 )
 from fencepost.store.engine.database import Row
+
+_PACKED = 0x78
+"""What the answer to a large commit begins with: it is compressed. JSON begins with a brace."""
 
 LIVE, SOFT_DELETED, DELETED = 0, 1, 2
 MESSAGES, CLOSED, REMOVED, EXPIRED, TRUNCATED = 0, 1, 2, 3, 4
@@ -154,6 +158,8 @@ def key_from_row(row: Row) -> tuple[KeyRecord, bytes]:
         row
     )
     start, tail = Offset(start_messages, start_bytes), Offset(tail_messages, tail_bytes)
+    if answer and answer[0] == _PACKED:
+        answer = zlib.decompress(answer)
     return KeyRecord(digest, start, tail, bool(closed), position, at), answer or b""
 
 

@@ -17,7 +17,11 @@ log NOT INDEXED WHERE position BETWEEN :low AND :high
 log NOT INDEXED WHERE position IN (SELECT value FROM json_each(:positions))
 
 -- name: head
-SELECT next_position - 1 FROM counters
+-- The newest position that may be read, and the newest there is: a large commit holds back what comes
+-- behind its first position until it is complete.
+SELECT COALESCE((SELECT min(first) FROM large_commits WHERE state < 2), next_position) - 1,
+       next_position - 1
+FROM counters
 
 -- name: row_over
 -- Where the row starts that a position may lie in.

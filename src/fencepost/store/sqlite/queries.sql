@@ -113,6 +113,71 @@ DELETE FROM writers WHERE name = ?
 -- name: count_writers
 SELECT count(*) FROM writers
 
+-- name: find_streams
+-- Several streams at once, by their paths.
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
+       forks_count, retention
+FROM streams WHERE state < 2 AND path IN (SELECT value FROM json_each(:paths))
+
+-- name: forks_of
+-- The streams that were forked from some of these.
+SELECT path FROM streams
+WHERE fork IS NOT NULL AND state < 2 AND fork ->> 0 IN (SELECT value FROM json_each(:streams))
+
+-- name: find_parts
+-- Several parts at once, each named by its transaction and itself.
+SELECT p.txn, p.part, p.media_type, p.committed
+FROM json_each(:parts) n
+CROSS JOIN parts p ON p.txn = n.value ->> 0 AND p.part = n.value ->> 1
+
+-- name: chunks_of_parts
+SELECT c.txn, c.part, c.id, c.ordinal, c.count, c.size, c.digest
+FROM json_each(:parts) n
+CROSS JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
+
+-- name: count_staged_messages
+SELECT COALESCE(sum(c.count), 0)
+FROM json_each(:parts) n
+CROSS JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
+
+-- name: large_commits
+SELECT first, last, state FROM large_commits ORDER BY first
+
+-- name: large_state
+SELECT state FROM large_commits WHERE first = ?
+
+-- name: begin_large
+INSERT INTO large_commits (first, last, state) VALUES (?, ?, 0)
+
+-- name: turn_large
+UPDATE large_commits SET state = ? WHERE first = ?
+
+-- name: end_large
+DELETE FROM large_commits WHERE first = ?
+
+-- name: save_slice
+INSERT INTO large_slices (first, number, carried, content) VALUES (?, ?, 0, ?)
+
+-- name: next_slice
+SELECT number, content FROM large_slices WHERE first = ? AND carried = ?
+ORDER BY number LIMIT 1
+
+-- name: some_slices
+SELECT number FROM large_slices WHERE first = ? ORDER BY number LIMIT ?
+
+-- name: slice_at
+SELECT content FROM large_slices WHERE first = ? AND number = ?
+
+-- name: mark_slice
+UPDATE large_slices SET carried = 1 WHERE first = ? AND number = ?
+
+-- name: drop_slice
+DELETE FROM large_slices WHERE first = ? AND number = ?
+
+-- name: drop_slices
+DELETE FROM large_slices WHERE first = ?
+
 -- name: purge_keys
 DELETE FROM keys WHERE stream = ?
 

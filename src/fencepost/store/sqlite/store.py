@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -54,7 +54,9 @@ from fencepost.store.engine import reading
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.forking import own_segments
+from fencepost.store.engine.large import LargeCommits, is_large
 from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.engine.redoing import redo, tell_redone
 from fencepost.store.engine.writers import find_committed
 from fencepost.store.sqlite.database import (
     FILE,
@@ -97,6 +99,8 @@ class SqliteStore:
         )
         self.decider = Decider(self._lookups, settings, clock.now_ms)
         self.ledger = self.decider.ledger
+        self._holds = self.decider.holds
+        self._large = LargeCommits(self)
         self._listeners: list[Listener] = []
         self.wal_pages = self._folded_pages = 0
         self.wal_grown = asyncio.Event()
@@ -117,6 +121,7 @@ class SqliteStore:
         try:
             connection = self._connect()
             migrate(connection.raw)
+            redo(connection, LedgerWriter(connection).write_slice)
             fold(connection.raw)
         except Exception as error:
             self._lock.release()
@@ -137,6 +142,7 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Commit what was decided, fold the log into the database, and let go of the folder."""
+        await self._large.close()
         await self.commits.close()
         self.readers.close()
         self._lookups.close()
@@ -167,30 +173,48 @@ class SqliteStore:
         request: Append,
         done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
+        if self._holds and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
+            return
         if self._takes(done):
             self.commits.after(done, self.decider.append(request))
 
     def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
-        if self._takes(done):
+        if not self._takes(done):
+            return
+        if is_large(request, self.settings.commit_slice_appends):
+            self._large.add(request, done)
+        elif not self._holds or not self._holds.keeps_commit(
+            request, lambda: self.commit(request, done)
+        ):
             self.commits.after(done, self.decider.commit(request))
 
     def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
+        if self._holds and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
+            return
         if self._takes(done):
             self.commits.after(done, self.decider.stage(upload))
 
     def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
+        if self._holds and self._holds.keeps_part(part, lambda: self.unstage(part, done)):
+            return
         if self._takes(done):
             self.commits.after(done, self.decider.unstage(part))
 
     def open_writer(
         self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
     ) -> None:
+        holds = self._holds
+        if holds and holds.keeps_writer(request.name, lambda: self.open_writer(request, done)):
+            return
         if self._takes(done):
             self.commits.after(done, self.decider.open_writer(request))
 
     def forget_writer(
         self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
     ) -> None:
+        holds = self._holds
+        if holds and holds.keeps_writer(name, lambda: self.forget_writer(name, owner, done)):
+            return
         if self._takes(done):
             self.commits.after(done, self.decider.forget_writer(name, owner))
 
@@ -201,12 +225,22 @@ class SqliteStore:
         return find_committed(self._lookups, name) or WriterMissing()
 
     def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
+        for path in self._paths_of(request) if self._holds else ():
+            if self._holds.keeps_path(path, lambda: self.create(request, done)):
+                return
         if self._takes(done):
             self.commits.after(done, self.decider.create(request))
+
+    @staticmethod
+    def _paths_of(request: Create) -> tuple[str, ...]:
+        source = request.fork_from
+        return (request.path,) if source is None else (request.path, source.path)
 
     def delete(
         self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
     ) -> None:
+        if self._holds and self._holds.keeps_path(path, lambda: self.delete(path, done)):
+            return
         if self._takes(done):
             self.commits.after(done, self.decider.delete(path))
 
@@ -216,6 +250,9 @@ class SqliteStore:
         before: Offset | None,
         done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
     ) -> None:
+        holds = self._holds
+        if holds and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
+            return
         if self._takes(done):
             self.commits.after(done, self.decider.truncate(path, before))
 
@@ -233,6 +270,10 @@ class SqliteStore:
     # Reading
 
     async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:
+        held = self._holds.held
+        if held is not None and path in held.paths and not held.was_shown:
+            # Nothing may change about it, not even how long it lives; it lives on with its appends.
+            return await self._look_at_held(path)
         now_ms = self.tick()
         entry = self.decider.alive(path, now_ms)
         while not self.ledger.is_settled(path):
@@ -249,6 +290,26 @@ class SqliteStore:
             self.commits.flush()
         assert entry.view is not None
         return entry.view
+
+    async def _look_at_held(self, path: str) -> StreamInfo | Missing | SoftDeleted | Failure:
+        """What readers see of a stream while a large commit has hold of it."""
+        held = self._holds.held
+        while held is not None and path not in held.views and not held.was_shown:
+            if not self.ledger.is_settled(path):
+                failure = await self.durable()
+                if failure is not None:
+                    return failure
+                continue
+            entry = self.ledger.find(path)
+            if entry is None:
+                return Missing()
+            if entry.stream.soft_deleted:
+                return SoftDeleted()
+            assert entry.view is not None
+            return entry.view
+        if held is None or held.was_shown:
+            return await self.look(path, touch=False)
+        return held.views[path]
 
     async def probe(self) -> Failure | None:
         if self.failure.done():
@@ -349,8 +410,15 @@ class SqliteStore:
     def committed(self, group: LedgerGroup) -> None:
         self._watch_log()
         published = self.ledger.committed(group)
+        if self._holds.held is not None:
+            # Behind a large commit the log does not show them yet: they are told again then.
+            self._holds.held.others.update((info.id, info) for info, *_ in published)
+        self.publish(published)
+
+    def publish(self, changes: Sequence[Published]) -> None:
+        """Tell those who listen what is visible now."""
         for listener in self._listeners:
-            listener(published)
+            listener(changes)
 
     def reset(self) -> None:
         self.decider.reset()
@@ -360,6 +428,27 @@ class SqliteStore:
 
     def broken(self, error: BaseException) -> None:
         log.critical("the disk failed; stopping rather than guessing what is on it")
+        self.give_up(error)
+
+    # What large commits ask of the store that they are carried out in
+
+    @property
+    def committed_state(self) -> SqliteConnection:
+        return self._lookups
+
+    def after(self, done: Callable[[Any], None], outcome: object = None) -> None:
+        self.commits.after(done, outcome)
+
+    def is_broken(self) -> bool:
+        return self.failure.done()
+
+    def tell_redone(self, watcher: Watcher, published: Listener) -> None:
+        """Tell of what was finished at this start; it need not be told again."""
+        tell_redone(self._lookups, self.commits.group, watcher, published)
+        self.commits.flush()
+
+    def give_up(self, error: BaseException) -> None:
+        """Stop; the next start finds out what is on disk, and finishes what was certain."""
         if not self.failure.done():
             failure = StoreBrokenError(str(error))
             failure.__cause__ = error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import apsw
 
 from fencepost.store.commit import DiskFullError
-from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.ledger import Carried, LedgerGroup
 from fencepost.store.engine.records import producer_columns
 from fencepost.store.sqlite.database import Writer
 
@@ -21,22 +24,43 @@ class LedgerWriter(Writer):
             raise DiskFullError(str(error)) from error
 
     def _write(self, sealed: LedgerGroup) -> None:
+        # Slices were decided before anything else that the group holds.
+        for piece in sealed.carried:
+            self.write_slice(piece)
+        producers = [
+            producer_columns(stream_id, producer)
+            for (stream_id, _), producer in sealed.producers.items()
+        ]
+        self._write_rows(sealed.updates, sealed.inserts, sealed.rows, producers, sealed.key_rows)
+        self._write_statements(sealed.statements)
+        self.connection.execute("save_counters", sealed.counters)
+
+    def write_slice(self, piece: Carried) -> None:
+        """What a part of a large commit writes, in a transaction that somebody else has begun."""
+        self._write_rows(piece.updates, piece.inserts, piece.log, piece.producers, piece.keys)
+        self._write_statements(piece.statements)
+
+    def _write_rows(
+        self,
+        updates: list[Row],
+        inserts: list[Row],
+        log: list[Row],
+        producers: list[Row],
+        keys: list[Row],
+    ) -> None:
         connection = self.connection
         # Updates first: a deleted stream gives its path up before a new one takes it.
-        if sealed.updates:
-            connection.execute_many("update_stream", sealed.updates)
-        if sealed.inserts:
-            connection.execute_many("insert_stream", sealed.inserts)
-        if sealed.rows:
-            connection.execute_many("insert_log", sealed.rows)
-        if sealed.producers:
-            rows = [
-                producer_columns(stream_id, producer)
-                for (stream_id, _), producer in sealed.producers.items()
-            ]
-            connection.execute_many("save_producer", rows)
-        if sealed.key_rows:
-            connection.execute_many("save_key", sealed.key_rows)
-        for statement, values in sealed.statements:
-            connection.execute(statement, values)
-        connection.execute("save_counters", sealed.counters)
+        if updates:
+            connection.execute_many("update_stream", updates)
+        if inserts:
+            connection.execute_many("insert_stream", inserts)
+        if log:
+            connection.execute_many("insert_log", log)
+        if producers:
+            connection.execute_many("save_producer", producers)
+        if keys:
+            connection.execute_many("save_key", keys)
+
+    def _write_statements(self, statements: Iterable[tuple[str, Row]]) -> None:
+        for statement, values in statements:
+            self.connection.execute(statement, values)

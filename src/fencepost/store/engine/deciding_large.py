@@ -1,0 +1,249 @@
+"""Deciding a large commit on a copy of the state, a slice at a time.
+
+Each step is a generator: whoever runs it lets others have their turn between its pieces, and sees
+to it that what was written down so far is on disk. Nothing of it counts before the commit is said
+to be certain, in `conclude`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fencepost.protocol.appends import (
+    AlreadyClosed,
+    Append,
+    Appended,
+    AppendOutcome,
+    Duplicate,
+    KeyRecord,
+    Replayed,
+)
+from fencepost.protocol.claims import Standings, is_same_hold
+from fencepost.protocol.commits import (
+    Commit,
+    CommitItem,
+    CommitPartial,
+    CommitRefused,
+    CommittedInSlices,
+    Part,
+    describe_items,
+    join_described,
+)
+from fencepost.protocol.offsets import START
+from fencepost.protocol.rates import TooFast
+from fencepost.protocol.streams import Producer
+from fencepost.protocol.writers import Writer
+from fencepost.store.engine.copies import LedgerCopy
+from fencepost.store.engine.database import Connection
+from fencepost.store.engine.deciding import Counts, Decider
+from fencepost.store.engine.drafts import Draft
+from fencepost.store.engine.ledger import COMMITS, LedgerGroup
+from fencepost.store.engine.redoing import CERTAIN
+from fencepost.store.engine.slices import slice_of
+
+Try = tuple[Append, Producer | None, AppendOutcome]
+"""An append as it was decided, and its producer before."""
+
+
+class Decided(NamedTuple):
+    """A commit that will happen: its slices are on disk, and its answer is known."""
+
+    last_slice: int
+    answer: bytes
+    counts: Counts
+
+
+class LargeDecision:
+    """What one large commit comes to."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        state: Connection,
+        request: Commit,
+        slices: list[list[CommitItem]],
+        *,
+        new_streams: int,
+        writer: Writer | None,
+    ) -> None:
+        self._decider = decider
+        self._state = state
+        self._request = request
+        self._slices = slices
+        self._new_streams = new_streams
+        self._writer = writer
+        self._messages = 0
+        self._counts = Counts()
+        self._now_ms = 0
+        self._copy: LedgerCopy
+        self.first = self._last = -1
+        self._refused: CommitRefused | None = None
+        self._done_count = 0
+        self._repeated: list[int] = []
+        self._pieces: list[bytes] = []
+        self._packer = zlib.compressobj(1)
+        self._packed: list[bytes] = []
+        self._parts: set[Part] = set()
+        self._standings: Standings = {}
+        self._tries: list[Try] = []
+
+    def weigh(self) -> Iterator[None]:
+        """Count the positions that the commit may need."""
+        for items in self._slices:
+            parts = [part for item in items for part in item.parts]
+            if parts:
+                named = {"parts": json.dumps(parts)}
+                [(count,)] = self._state.fetch("count_staged_messages", named)
+                self._messages += count
+            for item in items:
+                batch = item.append.batch
+                self._messages += (0 if batch is None else batch.messages) + item.append.closes
+            yield
+
+    def begin(self) -> int:
+        """Take the commit's positions, and the numbers of its new streams; the first position."""
+        ledger = self._decider.ledger
+        self._now_ms = self._decider.tick()
+        self.first = ledger.next_position
+        self._last = self.first + max(self._messages, 1) - 1
+        self._copy = LedgerCopy(
+            self._state,
+            position=self.first,
+            stream_id=ledger.next_stream,
+            now_ms=self._now_ms,
+            key_retention_ms=ledger.key_retention_ms,
+        )
+        ledger.next_position = self._last + 1
+        ledger.next_stream += self._new_streams
+        self._decider.group.statements.append(("begin_large", (self.first, self._last)))
+        return self.first
+
+    def slices(self) -> Iterator[None]:
+        """Decide the appends; what each slice writes joins the open group."""
+        at = 0
+        for number, items in enumerate(self._slices):
+            group = self._decide(items, at)
+            if group is None:
+                return
+            at += len(items)
+            self._write_down(number, group)
+            yield
+
+    def _decide(self, items: list[CommitItem], at: int) -> LedgerGroup | None:
+        copy = self._copy
+        copy.fetch(items)
+        draft = Draft(
+            copy,
+            {item.append.path: copy.find(item.append.path) for item in items},
+            self._decider.claims,
+            now_ms=self._now_ms,
+            standings=self._standings,
+            taken=self._parts,
+        )
+        outcomes: list[Appended | Duplicate | Replayed | AlreadyClosed] = []
+        for index, item in enumerate(items, at):
+            outcome = draft.decide(item)
+            match outcome:
+                case Appended():
+                    self._done_count += 1
+                case Duplicate() | Replayed() | AlreadyClosed():
+                    self._repeated.append(index)
+                case _:
+                    self._refused = CommitRefused(index, outcome)
+                    self._tries = [*draft.audited(self._refused)]
+                    return None
+            outcomes.append(outcome)
+        self._tries += [tried for tried in draft.tries if _matters(tried)]
+        group = copy.new_group()
+        for stream in draft.made.values():
+            copy.add(group, stream)
+        draft.carry_out(group)
+        for append, _ in draft.decided:
+            self._counts.add(append)
+        for part in draft.parts:
+            copy.staging.use(group, part, self._last)
+        self._parts |= draft.parts
+        self._describe(items, outcomes)
+        return group
+
+    def _describe(
+        self,
+        items: list[CommitItem],
+        outcomes: list[Appended | Duplicate | Replayed | AlreadyClosed],
+    ) -> None:
+        piece = describe_items(items, outcomes)
+        if self._request.key is not None:
+            before = b"," if self._pieces else b'{"appends":['
+            self._packed.append(self._packer.compress(before + piece))
+        self._pieces.append(piece)
+
+    def _write_down(self, number: int, sealed: LedgerGroup, *, is_last: bool = False) -> None:
+        content = slice_of(self._copy.sealed(sealed), is_last=is_last).encode()
+        group = self._decider.group
+        group.statements.append(("save_slice", (self.first, number, content)))
+        group.bytes += len(content)
+
+    def conclude(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
+        """What it comes to; if that is something to do, it is certain with the open group."""
+        outcome = self._weighed()
+        if not isinstance(outcome, Decided):
+            for append, before, decided in self._tries if self._refused is not None else ():
+                self._decider.claims.tell(append, before, decided, self._now_ms)
+            if isinstance(outcome, CommittedInSlices) and self._writer is not None:
+                self._decider.ledger.writers.save(self._decider.group, self._writer)
+            return outcome
+        for append, before, decided in self._tries:
+            self._decider.claims.tell(append, before, decided, self._now_ms)
+        group = self._copy.new_group()
+        self._keep(group)
+        self._write_down(outcome.last_slice, group, is_last=True)
+        self._decider.group.statements.append(("turn_large", (CERTAIN, self.first)))
+        self._decider.ledger.staging.waiting_count -= len(self._parts)
+        return outcome
+
+    def _weighed(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
+        if self._refused is not None:
+            return self._refused
+        if self._repeated and self._done_count:
+            return CommitPartial(tuple(self._repeated))
+        answer = join_described(self._pieces)
+        if self._repeated:
+            return CommittedInSlices(answer, duplicate=True)
+        too_fast = self._take_over()
+        if too_fast is not None:
+            return CommitRefused(0, too_fast)
+        return Decided(len(self._slices), answer, self._counts)
+
+    def _take_over(self) -> TooFast | None:
+        """Let principals stand as the commit leaves them, others' requests since included."""
+        claims = self._decider.claims
+        for append, before, decided in self._tries:
+            changed = claims.weigh(claims.standings, append, before, decided, self._now_ms)
+            if isinstance(changed, TooFast):
+                claims.reset()
+                return changed
+            claims.take_over(changed)
+        return None
+
+    def _keep(self, group: LedgerGroup) -> None:
+        """What is kept of the commit as a whole."""
+        request = self._request
+        if self._writer is not None:
+            self._copy.writers.save(group, self._writer)
+        if request.key is not None:
+            record = KeyRecord(request.digest, START, START, False, self._last, self._now_ms)
+            self._packed += [self._packer.compress(b"]}"), self._packer.flush()]
+            place = (COMMITS, request.principal, request.key)
+            self._copy.keep_key(group, place, record, b"".join(self._packed))
+
+
+def _matters(tried: Try) -> bool:
+    """Whether an accepted append changes who holds what, or has to be audited."""
+    append, before, outcome = tried
+    if not isinstance(outcome, Appended) or outcome.producer is None:
+        return False
+    overrides = append.actor is not None and append.actor.overrides
+    return overrides or not is_same_hold(before, outcome.producer)
