@@ -323,8 +323,8 @@ def sqlstate_of(error: BaseException) -> str | None:
     return error.sqlstate if isinstance(error, psycopg.Error) else None
 
 
-# The schema. Every step is a transaction of its own that first takes an advisory lock, so of
-# several servers that start at once one does the step and the others find it done. A step named
+# The schema. Who takes steps holds an advisory lock meanwhile, so of several servers that start at
+# once one takes them and the others find them taken; each is a transaction of its own. A step named
 # `pre` is safe for servers of the version before; it may not wait long for a table that they use,
 # because everybody else would wait behind it.
 
@@ -343,26 +343,41 @@ def migrate(connection: PostgresConnection, *, dry_run: bool = False) -> Schema:
             f"the database has schema version {before.current}, this server knows {before.newest}: "
             "run the newer version, or restore a backup"
         )
-    for step in () if dry_run else before.pending:
-        _take(connection, step)
+    if dry_run or not before.pending:
+        return before
+    with _migrating(connection):
+        for step in schema_at(_schema_version(connection), STEPS).pending:
+            _take(connection, step)
     return before
 
 
 def _schema_version(connection: PostgresConnection) -> int:
     """The number of the newest step that the database has seen; 0 when it is empty."""
-    if _value(connection, "SELECT (to_regclass('migrations') IS NULL)::int"):
-        return 0
-    return _value(connection, "SELECT COALESCE(max(number), 0) FROM migrations")
+    # A transaction of its own: only its beginning drops what the session remembers of the tables.
+    with connection:
+        if _value(connection, "SELECT (to_regclass('migrations') IS NULL)::int"):
+            return 0
+        return _value(connection, "SELECT COALESCE(max(number), 0) FROM migrations")
+
+
+@contextlib.contextmanager
+def _migrating(connection: PostgresConnection) -> Iterator[None]:
+    """Hold the lock, waiting for as long as another server takes."""
+    with connection:
+        _say(connection, "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
+        _say(connection, f"SELECT pg_advisory_lock({MIGRATION_LOCK})")
+    try:
+        yield
+    finally:
+        # A connection that is lost has let go of it already.
+        with contextlib.suppress(psycopg.Error):
+            _say(connection, f"SELECT pg_advisory_unlock({MIGRATION_LOCK})")
 
 
 def _take(connection: PostgresConnection, step: Step) -> None:
-    """Take a step, unless another server was faster."""
     with connection:
-        # Whoever is at it may take its time: a step over much data has no bound.
-        _say(connection, "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
-        _say(connection, f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-        if _schema_version(connection) >= step.number:
-            return
+        # A step over much data has no bound of its own.
+        _say(connection, "SET LOCAL statement_timeout = 0")
         _say(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_TIMEOUT}'")
         _say(
             connection,
