@@ -40,6 +40,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_batch: int = 60
     slow_task_seconds: float = 0.0
     """How slow the first attempt at a batch's first partition is, so that Spark speculates."""
+    attempts_file: str = ""
+    """Where a slow partition notes which attempt it is."""
     conf: dict[str, Any] = {}
 
 
@@ -90,20 +92,22 @@ def transformed(spark: SparkSession, job: Job) -> DataFrame:
         ).alias("value"),
     )
     if job.slow_task_seconds:
-        return rows.mapInArrow(slowly(job.slow_task_seconds), rows.schema)
+        return rows.mapInArrow(slowly(job.slow_task_seconds, job.attempts_file), rows.schema)
     return rows
 
 
-def slowly(seconds: float) -> Any:
+def slowly(seconds: float, attempts_file: str) -> Any:
     """A step that is slow in the first attempt at the first partition."""
 
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        for batch in batches:
-            if context.partitionId() == 0 and context.attemptNumber() == 0:
+        if context.partitionId() == 0:
+            with open(attempts_file, "a") as file:
+                file.write(f"{context.attemptNumber()}\n")
+            if context.attemptNumber() == 0:
                 time.sleep(seconds)
-            yield batch
+        yield from batches
 
     return step
 
