@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from fencepost.pipeline.sink_errors import SinkError
 from fencepost.pipeline.sink_identity import Identity
 
 SCRATCH_VARIABLE = "SPARK_LOCAL_DIRS"
@@ -56,6 +57,8 @@ class RunFile:
 def run_file(folder: Path, url: str, identity: Identity) -> Iterator[RunFile]:
     """The note about `identity`'s run at the server `url`, and the right to change it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise SinkError(f"{folder} is somebody else's folder: set spark.local.dir to one of yours")
     named = hashlib.sha256("\0".join((url, identity.name, identity.run)).encode()).hexdigest()
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(folder / f"{named}.json", flags, 0o600)
