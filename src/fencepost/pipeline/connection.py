@@ -30,6 +30,8 @@ from fencepost.pipeline.options import Options
 URL_DEFAULT = "http://127.0.0.1:4437"
 ATTEMPTS_MAX = 10_000
 """Time bounds the attempts, not their number."""
+DELAY_SECONDS_MAX = 2.0
+"""Between attempts: a whole query stands still behind one task that waits."""
 LIVE_SECONDS = 90.0
 
 
@@ -53,7 +55,12 @@ class Connection:
             timeouts=Timeouts(
                 connect=self.connect_seconds, answer=self.request_seconds, live=live_seconds
             ),
-            retries=retries or Retries(attempts_max=ATTEMPTS_MAX, seconds_max=self.retry_seconds),
+            retries=retries
+            or Retries(
+                attempts_max=ATTEMPTS_MAX,
+                seconds_max=self.retry_seconds,
+                delay_seconds_max=DELAY_SECONDS_MAX,
+            ),
         )
 
 

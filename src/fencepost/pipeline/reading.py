@@ -52,12 +52,7 @@ def _pages(options: SourceOptions, selection: Selection, asked: Range) -> Iterat
                 asked = Range(page.next, asked.until)
                 fetching = ahead.submit(_fetch, client, options, selection, asked)
             if page.pruned is not None:
-                log.warning(
-                    "rows of %s up to position %d left the log after its retention and are skipped"
-                    " (failOnDataLoss=false)",
-                    selection,
-                    page.pruned,
-                )
+                log.warning("%s", skipped(selection, page.pruned))
             yield page
             if done:
                 return
@@ -100,13 +95,20 @@ def _batches(page: ArrowPage) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
+def skipped(selection: Selection, position: int) -> str:
+    """What is said of rows that are gone when the query goes on without them."""
+    return (
+        f"rows of {selection}, the newest at position {position}, left the server's log after its"
+        " retention and are skipped (failOnDataLoss=false)"
+    )
+
+
 def pruned_error(selection: Selection, position: int | None) -> DataLossError:
     """Rows that the query has not read are gone."""
     return DataLossError(
-        f"rows of {selection} up to position {position} left the server's log after its retention"
-        " (log_retention_ms) and cannot be read: begin behind them with"
-        f" startingPosition={'?' if position is None else position + 1}, or read what is left with"
-        " failOnDataLoss=false"
+        f"rows of {selection} that were not read yet, the newest at position {position}, left the"
+        " server's log after its retention (log_retention_ms): their streams were deleted or"
+        " truncated. Read what is left with failOnDataLoss=false"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
@@ -14,7 +14,7 @@ from fencepost.pipeline.access import access_explained, check_readable
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.filters import Narrowing, narrowed
 from fencepost.pipeline.planning import Range, joined, parts_by_weight, parts_to_ask, weight_of
-from fencepost.pipeline.reading import beyond_head_error, pruned_error, read_range
+from fencepost.pipeline.reading import beyond_head_error, pruned_error, read_range, skipped
 from fencepost.pipeline.selecting import Selection
 from fencepost.pipeline.source_options import Bound, SourceOptions
 
@@ -47,7 +47,10 @@ class Reader(DataSourceReader):
         with self._options.connection.client() as client, access_explained():
             check_readable(client, selection)
             asked = self._range(client)
-            return plan_partitions(client, self._options, selection, asked)
+            planned = plan_partitions(client, self._options, selection, asked)
+        if planned.pruned is not None:
+            log.warning("%s", skipped(selection, planned.pruned))
+        return planned.partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
@@ -106,12 +109,19 @@ def position_at(client: Client, timestamp_ms: int) -> int:
     return -1 if found.after is None else found.after
 
 
+class Planned(NamedTuple):
+    """The tasks for a range, and the newest position in it whose row is gone."""
+
+    partitions: list[InputPartition]
+    pruned: int | None
+
+
 def plan_partitions(
     client: Client, options: SourceOptions, selection: Selection, asked: Range
-) -> list[InputPartition]:
+) -> Planned:
     """The tasks for a range, none without rows."""
     if asked.until <= asked.after:
-        return []
+        return Planned([], None)
     parts = parts_to_ask(asked.until - asked.after, options.partitions_min)
     try:
         plan = client.plan(after=asked.after, until=asked.until, parts=parts, **selection.asked())
@@ -129,4 +139,4 @@ def plan_partitions(
         splits = client.plan(
             after=asked.after, until=asked.until, parts=wanted, **selection.asked()
         ).splits
-    return [RangePartition(*one) for one in joined(splits, wanted)]
+    return Planned([RangePartition(*one) for one in joined(splits, wanted)], plan.pruned)

@@ -17,6 +17,7 @@ restart. So what is found out at the start must not be the initial offset itself
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
 from fencepost.pipeline.access import access_explained, check_readable
 from fencepost.pipeline.planning import Range
-from fencepost.pipeline.reading import beyond_head_error, read_range
+from fencepost.pipeline.reading import beyond_head_error, pruned_error, read_range, skipped
 from fencepost.pipeline.source import RangePartition, plan_partitions, position_at
 from fencepost.pipeline.source_options import LATEST, SourceOptions
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Offset = dict[str, Any]
+
+MOVE_SECONDS = 300.0
+"""How long the offset stands still while only others' messages come."""
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +64,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Positions that are known to hold nothing of the selection."""
         self._head = -1
         self._checked = False
-        self._batches_with_loss = 0
+        self._lost: set[int] = set()
+        """Positions of the newest rows that were gone, as plans found them."""
+        self._moved_seconds = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors read with clients of their own.
@@ -103,9 +109,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if plan.rows == 0 and self._target is None:
             self._wait()
             plan = self._plan(after, limit)
-        if plan.rows == 0:
+        if plan.rows == 0 and not self._is_time_to_move(plan.until - after):
             return start
+        self._moved_seconds = time.monotonic()
         return {"position": plan.until}
+
+    def _is_time_to_move(self, positions: int) -> bool:
+        """Whether an empty batch is worth it: what a restart need not look through again."""
+        idle_seconds = time.monotonic() - self._moved_seconds
+        return self._target is None and positions > 0 and idle_seconds > MOVE_SECONDS
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """Where the log ends now, for the query's progress: what is missing is its lag."""
@@ -114,23 +126,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except (ConnectionFailedError, ResponseError) as failure:
             log.debug("the head of the log is not known right now: %s", failure)
         report: Offset = {"position": self._head}
-        if self._batches_with_loss:
-            report["batches_with_loss"] = self._batches_with_loss
+        if self._lost:
+            report["losses"] = len(self._lost)
         return report
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """The tasks of a batch."""
-        if start.get("start") == LATEST:
+        """The tasks of a batch; its first one may end where it begins."""
+        if start == end or start.get("start") == LATEST:
             return []
         after = self._resolved(start)
         if after is None:
             return []
-        return plan_partitions(
-            self._asking(),
-            self._options,
-            self._options.selection,
-            Range(after, end["position"]),
-        )
+        asked = Range(self._past_empty(after), end["position"])
+        planned = plan_partitions(self._asking(), self._options, self._options.selection, asked)
+        if planned.pruned is not None:
+            self._note_loss(planned.pruned)
+        return planned.partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
@@ -162,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, after: int, limit: ReadLimit) -> Plan:
         client = self._asking()
-        begin = self._empty.until if self._empty.after <= after <= self._empty.until else after
+        begin = self._past_empty(after)
         rows_max, bytes_max = self._limits(limit)
         try:
             plan = client.plan(
@@ -178,8 +189,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise beyond_head_error(begin, error.headers.get("log-head", "?")) from error
         self._head = plan.head
         if plan.rows == 0:
+            if plan.pruned is not None:
+                self._note_loss(plan.pruned)
             self._empty = Range(after, max(begin, plan.until))
         return plan
+
+    def _past_empty(self, after: int) -> int:
+        """Where to go on looking, past positions that are known to hold nothing.
+
+        What held nothing while the query ran cannot be lost later: a marker that is pruned there is
+        not a message.
+        """
+        return self._empty.until if self._empty.after <= after <= self._empty.until else after
+
+    def _note_loss(self, position: int) -> None:
+        """Rows up to a position are gone: count them, or fail."""
+        if self._options.fail_on_data_loss:
+            raise pruned_error(self._options.selection, position)
+        if position not in self._lost:
+            self._lost.add(position)
+            log.warning("%s", skipped(self._options.selection, position))
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         match limit:
