@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from fencepost.protocol.appends import Append, Appended, ProducerTuple
 from fencepost.protocol.batches import Batch, bytes_batch, digest, json_batch
@@ -18,9 +18,14 @@ from fencepost.protocol.creates import Create, Created, ForkFrom
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk, Store, StreamInfo
+from fencepost.store.engine.upkept import Upkept
+from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
+from fencepost.testing.postgres import shared_server
+from tests.contract.shapes import as_usual
 
 WAIT_SECONDS = 20.0
 CHUNK_BYTES = 1 << 20
@@ -60,7 +65,24 @@ class SqliteEngine:
         await self.store.close()
 
 
-ENGINES: dict[str, type[Engine]] = {"sqlite": SqliteEngine}
+class PostgresEngine:
+    """The store on a database of its own, in the PostgreSQL that all tests share."""
+
+    def __init__(self, _folder: Path, clock: SimClock) -> None:
+        self._settings = PostgresSettings(url=shared_server().new_database())
+        self._clock = clock
+        self.store: PostgresStore | None = None
+
+    def open(self) -> Store:
+        self.store = PostgresStore(self._settings, self._clock, simulated=True)
+        return self.store
+
+    async def close(self) -> None:
+        assert self.store is not None
+        await self.store.close()
+
+
+ENGINES: dict[str, type[Engine]] = {"sqlite": SqliteEngine, "postgres": PostgresEngine}
 
 
 class Subject:
@@ -70,6 +92,11 @@ class Subject:
         self._engine = engine
         self.clock = clock
         self.store = engine.open()
+
+    @property
+    def kept(self) -> Upkept:
+        """The store as its upkeep sees it."""
+        return cast(Upkept, self.store)
 
     async def reopen(self) -> None:
         """Close the store and open another one on the same data."""
@@ -184,7 +211,7 @@ class Subject:
 
 async def answered(answer: asyncio.Future[Outcome]) -> Outcome:
     async with asyncio.timeout(WAIT_SECONDS):
-        return await answer
+        return as_usual(await answer)
 
 
 def append(

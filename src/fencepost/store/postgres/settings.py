@@ -29,3 +29,7 @@ class PostgresSettings(StoreSettings):
     """How often the turns of other nodes are looked for when no notification comes."""
     turns_kept_s: int = 3_600
     """How long a turn is remembered, for nodes that were away."""
+    leader_silence_ms: int = 5_000
+    """How long the node that leads may be silent before the database lets another take over."""
+    node_silence_ms: int = 60_000
+    """How long a node may be silent before its address is forgotten."""

@@ -1,0 +1,166 @@
+"""The feed: what other nodes have written, told to the readers of this one.
+
+Every turn leaves a row that says which streams it changed. After a commit a node notifies the
+others, on a connection of its own and once for all commits since the last time; who hears it reads
+the rows of the turns that it has not seen. A notification that is lost costs time and nothing else:
+the rows are looked for every second anyway, and after a connection was lost from where it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+
+from fencepost.store.contract import Published
+from fencepost.store.engine import records
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.ledger import view_of
+from fencepost.store.postgres.writer import WritingConnection
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "fencepost"
+TURNS_PER_LOOK_MAX = 1_000
+RECONNECT_S = 0.5
+
+
+class Turn(NamedTuple):
+    """What a turn did."""
+
+    turn: int
+    node: str
+    at_ms: int
+    head: int
+    streams: list[int]
+    created: list[int]
+    removed: list[int]
+
+
+class Feed:
+    """Follows the turns of all nodes, on the event loop."""
+
+    def __init__(
+        self,
+        node: str,
+        connect: Callable[[], Any],
+        *,
+        poll_interval_s: float,
+        published: Callable[[Sequence[Published]], None],
+        gap: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._connect = connect
+        self._poll_interval_s = poll_interval_s
+        self._published = published
+        self._gap = gap
+        self.seen = -1
+        """The newest turn that this node's readers were told of."""
+        self.on_turn: Callable[[Turn, Sequence[Row]], None] = _ignore
+        """Told of every turn, this node's included, with the rows of its streams."""
+        self.on_connection: Callable[[WritingConnection | None], Any] = _ignore_connection
+        """Told of a new connection, and (None) that it is gone: what is bound to it goes too."""
+        self.catching_up = 0
+        self._poke = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follow until cancelled, whatever happens to the database."""
+        while True:
+            connection: WritingConnection | None = None
+            try:
+                connection = await self._connect()
+                await connection.listen(CHANNEL)
+                if self.seen < 0:
+                    [(self.seen, _)] = await connection.fetch("last_turn")
+                await self.on_connection(connection)
+                await self._follow(connection)
+            except psycopg.Error as error:
+                log.warning("the feed of turns is interrupted: %s", str(error).strip())
+            finally:
+                if connection is not None:
+                    await self.on_connection(None)
+                    await connection.close()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _follow(self, connection: WritingConnection) -> None:
+        while True:
+            await self._catch_up(connection)
+            await connection.wait_for_notification(self._poll_interval_s)
+
+    async def _catch_up(self, connection: WritingConnection) -> None:
+        while True:
+            rows = await connection.fetch("turns_after", (self.seen, TURNS_PER_LOOK_MAX))
+            if not rows:
+                return
+            turns = [Turn(*row) for row in rows]
+            if turns[0].turn > self.seen + 1 and self.seen >= 0:
+                log.warning("turns %d to %d are gone", self.seen + 1, turns[0].turn - 1)
+                self._gap()
+            await self._tell(connection, turns)
+            self.seen = turns[-1].turn
+            self.catching_up = len(turns) == TURNS_PER_LOOK_MAX
+
+    async def _tell(self, connection: WritingConnection, turns: Sequence[Turn]) -> None:
+        ids = {stream for turn in turns for stream in turn.streams}
+        rows = await connection.fetch("streams_of_turns", (list(ids),)) if ids else []
+        by_id = {row[0]: row for row in rows}
+        others = {stream for turn in turns if turn.node != self._node for stream in turn.streams}
+        changes = [_published(by_id[stream]) for stream in others if stream in by_id]
+        if changes:
+            self._published(changes)
+        for turn in turns:
+            self.on_turn(turn, [by_id[stream] for stream in turn.streams if stream in by_id])
+
+
+def _published(row: Row) -> Published:
+    stream, _ = records.stream_from_row(row)
+    info = view_of(stream)
+    return Published(info, info.tail, None, gone=row[2] != records.LIVE)
+
+
+class Notifier:
+    """Wakes the other nodes after this one has written."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._written = asyncio.Event()
+        self._turn = 0
+
+    def poke(self, turn: int) -> None:
+        """There is a new turn."""
+        self._turn = turn
+        self._written.set()
+
+    async def run(self) -> None:
+        """Notify until cancelled; turns that come meanwhile share the next notification."""
+        connection: WritingConnection | None = None
+        try:
+            while True:
+                await self._written.wait()
+                self._written.clear()
+                try:
+                    if connection is None:
+                        connection = await self._connect()
+                    await connection.fetch("notify", (CHANNEL, str(self._turn)))
+                except psycopg.Error:
+                    # The others look for themselves before long.
+                    if connection is not None:
+                        await connection.close()
+                        connection = None
+                    await asyncio.sleep(RECONNECT_S)
+        finally:
+            if connection is not None:
+                with contextlib.suppress(psycopg.Error):
+                    await connection.close()
+
+
+def _ignore(_turn: Turn, _rows: Sequence[Row]) -> None:
+    """Nobody else follows."""
+
+
+async def _ignore_connection(_connection: WritingConnection | None) -> None:
+    """Nothing is bound to the connection."""

@@ -1,0 +1,156 @@
+"""The ledger of a node: true for as long as nobody else has had a turn.
+
+A turn begins with the locked row of counters. When it shows that another node has written since
+this one's last turn, everything here is dropped, so no decision stands on what somebody else may
+have changed. What the requests of a turn name is loaded in bulk before they are decided; what was
+looked for and is not there is remembered as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fencepost.protocol.appends import Append, KeyRecord
+from fencepost.protocol.streams import Producer, Stream
+from fencepost.store.engine import records
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
+
+KeyPlace = tuple[int, str, str]
+
+
+class Needs:
+    """What the requests of one turn will ask for."""
+
+    __slots__ = ("keys", "paths", "producers")
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self.producers: set[tuple[str, str]] = set()  # path and id
+        self.keys: set[tuple[str, str, str]] = set()  # path, principal and key
+
+    def add(self, append: Append) -> None:
+        """An append is to be decided."""
+        self.paths.add(append.path)
+        if append.producer is not None:
+            self.producers.add((append.path, append.producer.id))
+        conditions = append.conditions
+        if conditions is not None and conditions.key is not None:
+            self.keys.add((append.path, append.principal, conditions.key))
+
+
+class TurnLedger(Ledger):
+    """A ledger that is filled before it is asked."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._absent: set[str] = set()
+        self._keys: dict[KeyPlace, tuple[KeyRecord, bytes] | None] = {}
+        super().__init__(*arguments, **options)
+
+    def reset(self, counters: Row | None = None) -> None:
+        self._absent.clear()
+        self._keys.clear()
+        super().reset(counters)
+
+    # What is missing, and taking it in
+
+    def unknown_paths(self, needs: Needs) -> list[str]:
+        """Streams that have to be loaded."""
+        return [
+            path for path in needs.paths if path not in self._by_path and path not in self._absent
+        ]
+
+    def take_streams(self, asked: Iterable[str], rows: Iterable[Row]) -> None:
+        """Take in what was found at some paths."""
+        self._absent.update(asked)
+        for row in rows:
+            entry = self.take_in(row)
+            self._absent.discard(entry.stream.path)
+
+    def unknown_producers(self, needs: Needs) -> list[tuple[int, str]]:
+        """Producers that have to be loaded, of streams that are known by now."""
+        missing = []
+        for path, producer_id in needs.producers:
+            entry = self._by_path.get(path)
+            if entry is not None and producer_id not in entry.producers:
+                missing.append((entry.stream.id, producer_id))
+        return missing
+
+    def take_producers(self, asked: Iterable[tuple[int, str]], rows: Iterable[Row]) -> None:
+        """Take in what was found of some producers."""
+        found = {(row[0], row[1]): _producer(row[1], row[2:]) for row in rows}
+        for stream_id, producer_id in asked:
+            entry = self._by_id[stream_id]
+            if len(entry.producers) >= self._producers_max:
+                self._forget_producers(entry)
+            entry.producers[producer_id] = found.get((stream_id, producer_id))
+
+    def unknown_keys(self, needs: Needs) -> list[KeyPlace]:
+        """Keys that have to be loaded, of streams that are known by now."""
+        missing = []
+        for path, principal, key in needs.keys:
+            entry = self._by_path.get(path)
+            if entry is not None:
+                missing.append((entry.stream.id, principal, key))
+        return missing
+
+    def take_keys(self, asked: Iterable[KeyPlace], rows: Iterable[Row]) -> None:
+        """Take in what was found of some keys; it is forgotten after the turn."""
+        self._keys = dict.fromkeys(asked)
+        for stream_id, principal, key, *columns in rows:
+            self._keys[stream_id, principal, key] = records.key_from_row(tuple(columns))
+
+    def forget_keys(self) -> None:
+        """A turn is over: there may be any number of keys, and most are used once."""
+        self._keys.clear()
+
+    # Finding
+
+    def find(self, path: str) -> Entry | None:
+        entry = self._by_path.get(path)
+        if entry is not None:
+            return None if entry.gone else entry
+        return None if path in self._absent else super().find(path)
+
+    def add(self, group: LedgerGroup, stream: Stream) -> Entry:
+        self._absent.discard(stream.path)
+        entry = super().add(group, stream)
+        entry.stored_deadline_ms = stream.lifetime.deadline_ms(stream.touched_ms)
+        return entry
+
+    # A stream's end. Whoever writes to it writes its deadline as well, to the millisecond, because
+    # other nodes know it from there alone; only reads leave slack, or each would be a write.
+
+    def slide(self, entry: Entry, now_ms: int) -> bool:
+        stream = entry.stream
+        if stream.lifetime.ttl_s is None:
+            return False
+        stream.touched_ms = max(stream.touched_ms, now_ms)
+        deadline_ms = stream.lifetime.deadline_ms(now_ms)
+        assert deadline_ms is not None
+        if entry.stored_deadline_ms is not None and entry.stored_deadline_ms >= deadline_ms:
+            return False
+        entry.stored_deadline_ms = deadline_ms
+        return True
+
+    def slide_loosely(self, entry: Entry, now_ms: int) -> bool:
+        """The same for a read: what is stored then covers the reads of some time to come."""
+        return super().slide(entry, now_ms)
+
+    def _load_producer(self, stream_id: int, producer_id: str, row: Row) -> Producer:
+        return _producer(producer_id, row)
+
+    def _find_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
+        for group in self._pending:
+            kept = group.keys.get(place)
+            if kept is not None:
+                return kept
+        if place in self._keys:
+            return self._keys[place]
+        return super()._find_key(place)
+
+
+def _producer(producer_id: str, row: Row) -> Producer:
+    epoch, seq, first, position, updated_ms, principal, claim, recent = row
+    return Producer(producer_id, epoch, seq, first, recent, position, updated_ms, principal, claim)

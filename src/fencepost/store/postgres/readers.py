@@ -1,0 +1,120 @@
+"""Reading from the database: threads with connections that are made again when they are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self, TypeVar
+
+import psycopg
+
+from fencepost.store.contract import StoreAwayError
+from fencepost.store.engine.database import Row, Values
+from fencepost.store.engine.reading import Readers
+from fencepost.store.postgres.database import PostgresConnection, is_away
+
+T = TypeVar("T")
+
+
+class Slot:
+    """A place for a connection of one reader thread; it is made when it is first used."""
+
+    def __init__(self, connect: Callable[[], PostgresConnection]) -> None:
+        self._connect = connect
+        self._connection: PostgresConnection | None = None
+
+    def run(self, work: Callable[[PostgresConnection], T]) -> T:
+        """Do some reading; once more on a new connection when the old one turns out to be lost."""
+        for is_last in (False, True):
+            try:
+                if self._connection is None:
+                    self._connection = self._connect()
+                return work(self._connection)
+            except psycopg.Error as error:
+                if not is_away(error):
+                    raise
+                self.close()
+                if is_last:
+                    raise StoreAwayError(str(error).strip()) from error
+        raise AssertionError("the second time either returns or raises")
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.close()
+
+
+class PostgresReaders(Readers[PostgresConnection]):
+    """Reader threads whose connections survive a restart of the database."""
+
+    def __init__(self, connect: Callable[[], PostgresConnection], *, threads: int) -> None:
+        self._connect = connect
+        self._local = threading.local()
+        self._slots: list[Slot] = []
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fencepost-reader")
+
+    def _run(self, work: Callable[[PostgresConnection], T]) -> T:
+        slot: Slot | None = getattr(self._local, "slot", None)
+        if slot is None:
+            slot = self._local.slot = Slot(self._connect)
+            self._slots.append(slot)
+        return slot.run(work)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for slot in self._slots:
+            slot.close()
+
+
+class Lookups:
+    """What the ledger asks while a request is being decided, beside the connection of the turn.
+
+    Nobody else can write then, so what is committed is what there is. A connection that was lost is
+    made again with the next question; the error itself undoes the turn.
+    """
+
+    def __init__(self, connect: Callable[[], PostgresConnection]) -> None:
+        self._connect = connect
+        self._connection: PostgresConnection | None = None
+
+    @property
+    def _live(self) -> PostgresConnection:
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    @property
+    def after_every_text(self) -> str | bytes:
+        return PostgresConnection.after_every_text
+
+    def fetch(self, query: str, values: Values = (), *, rows: str | None = None) -> list[Row]:
+        return self._live.fetch(query, values, rows=rows)
+
+    def execute(self, query: str, values: Values = ()) -> int:
+        return self._live.execute(query, values)
+
+    def execute_many(self, query: str, rows: Sequence[Row]) -> None:
+        self._live.execute_many(query, rows)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._live.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Let go of the connection; the next question makes another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.close()

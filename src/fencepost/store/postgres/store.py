@@ -1,0 +1,419 @@
+"""The store on PostgreSQL: any number of nodes share one database, and one truth.
+
+This module is the order of things and little else. Requests are decided in `turns`, on a `ledger`
+that is true as long as the turn lasts; what other nodes write comes through the `feed`; reads go to
+the database each time, so that every node answers with what is committed anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import psycopg
+
+from fencepost.clock import Clock
+from fencepost.protocol.appends import Append, AppendOutcome
+from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
+from fencepost.protocol.creates import Create, CreateOutcome
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.retention import Cut, Uncut
+from fencepost.protocol.streams import Stream
+from fencepost.protocol.writers import (
+    Writer,
+    WriterForgetOutcome,
+    WriterMissing,
+    WriterOpen,
+    WriterOpenOutcome,
+)
+from fencepost.store.contract import (
+    BadOffset,
+    Chunk,
+    Deleted,
+    Failure,
+    Missing,
+    Published,
+    SoftDeleted,
+    StageOutcome,
+    StoreAwayError,
+    StreamInfo,
+    Truncated,
+    Upload,
+    Watcher,
+)
+from fencepost.store.engine import reading, records
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.deciding import Decider
+from fencepost.store.engine.forking import own_segments
+from fencepost.store.engine.ledger import LedgerGroup, view_of
+from fencepost.store.engine.writers import find_committed
+from fencepost.store.postgres.database import PostgresConnection, connect, migrate
+from fencepost.store.postgres.feed import Feed, Notifier
+from fencepost.store.postgres.ledger import Needs, TurnLedger
+from fencepost.store.postgres.readers import Lookups, PostgresReaders
+from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.postgres.turns import Request, Turns
+from fencepost.store.postgres.writer import WritingConnection
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Listener = Callable[[Sequence[Published]], None]
+
+
+class PostgresStore:
+    """One node's view of the shared streams. Make it with `open`, on the loop that will use it."""
+
+    def __init__(
+        self, settings: PostgresSettings, clock: Clock, *, simulated: bool = False
+    ) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._simulated = simulated
+        self.node = clock.token(8).hex()
+        self._listeners: list[Listener] = []
+        self._background: list[asyncio.Task[None]] = []
+        self._lookups = Lookups(partial(connect, settings))
+        self.readers = PostgresReaders(
+            partial(connect, settings, readonly=True), threads=settings.reader_threads
+        )
+        self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="fencepost-upkeep")
+        self._upkeep_connection: PostgresConnection | None = None
+        self.decider = Decider(self._lookups, settings, self._now_ms, ledger=TurnLedger)
+        dial = partial(WritingConnection.connect, settings)
+        self.turns = Turns(
+            settings,
+            self.node,
+            dial,
+            self.decider,
+            committed=self._committed,
+            lost=self._lost,
+            clock_ns=clock.monotonic_ns,
+        )
+        self.notifier = Notifier(dial)
+        self.feed = Feed(
+            self.node,
+            dial,
+            poll_interval_s=settings.poll_interval_ms / 1000,
+            published=self._publish,
+            gap=self._gap,
+        )
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Never resolved with an error: a database that is away may come back."""
+        for work in (self.feed.run(), self.notifier.run()):
+            self._background.append(asyncio.create_task(work))
+
+    @classmethod
+    async def open(
+        cls,
+        settings: PostgresSettings,
+        clock: Clock,
+        *,
+        simulated: bool = False,
+        migrating: bool = True,
+    ) -> PostgresStore:
+        """Bring the schema up to date and join the other nodes.
+
+        `simulated` lets `clock` and not the database say what time it is, for tests.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, partial(_prepare, settings, migrating=migrating))
+        return cls(settings, clock, simulated=simulated)
+
+    async def close(self) -> None:
+        """Finish what was asked and let go of the database."""
+        await self.turns.close()
+        for task in self._background:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self.readers.close()
+        self._upkeep.shutdown()
+        if self._upkeep_connection is not None:
+            self._upkeep_connection.close()
+        self._lookups.close()
+        if not self.failure.done():
+            self.failure.cancel()
+
+    def _now_ms(self) -> int:
+        """The time of decisions: the database's, so that all nodes agree about it."""
+        return self._clock.now_ms() if self._simulated else self.turns.now_ms
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let `watcher` change its own state in the commits that make and end streams."""
+        self.decider.watchers.append(watcher)
+
+    def stats(self) -> dict[str, float]:
+        """Numbers for the metrics."""
+        counted = self.turns.counted
+        return {
+            "turns_total": counted.turns,
+            "ledger_drops_total": counted.dropped,
+            "failed_turns_total": counted.failed,
+            "unknown_turns_total": counted.unknown,
+            "connections_total": counted.reconnects,
+            "feed_turn": self.feed.seen,
+        }
+
+    # Writing
+
+    def append(
+        self,
+        request: Append,
+        done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
+    ) -> None:
+        size = 0 if request.batch is None else request.batch.size
+        self.turns.submit(
+            Request(lambda decider: decider.append(request), done, partial(_needs, request), size)
+        )
+
+    def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
+        def needs(needs: Needs) -> None:
+            for item in request.items:
+                needs.add(item.append)
+
+        self.turns.submit(Request(lambda decider: decider.commit(request), done, needs))
+
+    def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
+        size = upload.batch.size
+        self.turns.submit(Request(lambda decider: decider.stage(upload), done, None, size))
+
+    def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
+        self.turns.submit(Request(lambda decider: decider.unstage(part), done))
+
+    def open_writer(
+        self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
+    ) -> None:
+        self.turns.submit(Request(lambda decider: decider.open_writer(request), done))
+
+    def forget_writer(
+        self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
+    ) -> None:
+        self.turns.submit(Request(lambda decider: decider.forget_writer(name, owner), done))
+
+    async def find_writer(self, name: str) -> Writer | WriterMissing | Failure:
+        return await self.readers.run(partial(find_committed, name=name)) or WriterMissing()
+
+    def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
+        def needs(needs: Needs) -> None:
+            needs.paths.add(request.path)
+            if request.fork_from is not None:
+                needs.paths.add(request.fork_from.path)
+
+        size = 0 if request.batch is None else request.batch.size
+        self.turns.submit(Request(lambda decider: decider.create(request), done, needs, size))
+
+    def delete(
+        self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
+    ) -> None:
+        self.turns.submit(Request(lambda decider: decider.delete(path), done, _path(path)))
+
+    def truncate(
+        self,
+        path: str,
+        before: Offset | None,
+        done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
+    ) -> None:
+        self.turns.submit(
+            Request(lambda decider: decider.truncate(path, before), done, _path(path))
+        )
+
+    async def decide(self, work: Callable[[Decider], T]) -> T:
+        """Let `work` decide something, and wait until that is durable."""
+        answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
+        self.turns.submit(Request(work, answer.set_result))
+        outcome = await answer
+        if isinstance(outcome, Failure):
+            raise StoreAwayError("the database could not be written to")
+        return outcome
+
+    async def between_commits(self, work: Callable[[PostgresConnection], T]) -> T:
+        """Do a piece of upkeep in a transaction of its own, while no node has its turn."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._upkeep, partial(self._exclusively, work)
+        )
+
+    def _exclusively(self, work: Callable[[PostgresConnection], T]) -> T:
+        try:
+            if self._upkeep_connection is None:
+                self._upkeep_connection = connect(self.settings)
+            with self._upkeep_connection as connection:
+                connection.fetch("take_turn")
+                return work(connection)
+        except psycopg.OperationalError as error:
+            lost, self._upkeep_connection = self._upkeep_connection, None
+            if lost is not None:
+                lost.close()
+            raise StoreAwayError(str(error).strip()) from error
+
+    def suspect(self, error: BaseException) -> None:
+        """Upkeep met an error; it is tried again, and the database knows best how it is."""
+
+    # Reading
+
+    async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:
+        rows = await self.readers.run(lambda connection: connection.fetch("look_stream", (path,)))
+        if not rows:
+            return Missing()
+        [(*row, now_ms)] = rows
+        if self._simulated:
+            now_ms = self._clock.now_ms()
+        stream, stored_ms = records.stream_from_row(tuple(row))
+        if stream.soft_deleted:
+            return SoftDeleted()
+        if stream.expired(now_ms):
+            return await self._ended(path)
+        if touch and _slides(stream, stored_ms, now_ms):
+            self.turns.submit(Request(partial(_touch, path, now_ms), _unheard, _path(path)))
+        return view_of(stream)
+
+    async def _ended(self, path: str) -> StreamInfo | Missing | SoftDeleted | Failure:
+        """An expired stream is gone on disk before anybody hears that it is."""
+        done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.turns.submit(
+            Request(lambda decider: decider.alive(path, decider.tick()), done.set_result)
+        )
+        outcome = await done
+        if isinstance(outcome, Failure):
+            return outcome
+        return await self.look(path, touch=False) if outcome is not None else Missing()
+
+    async def read(
+        self, info: StreamInfo, after: Offset, *, bytes_max: int
+    ) -> Chunk | BadOffset | Truncated | Missing:
+        if after == info.tail:
+            return Chunk(info, after, after, b"")
+        if after.bytes >= info.tail.bytes:
+            return BadOffset()
+        if after.bytes < info.first.bytes:
+            return Truncated(info.first)
+        return await self.readers.run(partial(_read, info=info, after=after, bytes_max=bytes_max))
+
+    async def probe(self) -> Failure | None:
+        done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+        self.turns.submit(Request(_stir, done.set_result))
+        return await done
+
+    async def durable(self) -> Failure | None:
+        """Wait until everything asked for so far is decided and durable."""
+        done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+        self.turns.submit(Request(_nothing, done.set_result))
+        return await done
+
+    # What comes of turns
+
+    def _committed(self, group: LedgerGroup, turn: int) -> None:
+        self.notifier.poke(turn)
+        self._publish(self.decider.ledger.committed(group))
+
+    def _publish(self, published: Sequence[Published]) -> None:
+        for listener in self._listeners:
+            try:
+                listener(published)
+            except Exception:
+                log.exception("a listener failed")
+
+    def _lost(self) -> None:
+        """A turn failed: what was decided in it is void."""
+        self._lookups.close()
+        for watcher in self.decider.watchers:
+            watcher.reset()
+
+    def _gap(self) -> None:
+        """This node was away for longer than turns are remembered.
+
+        Nobody has waited for a stream that long; whoever keeps state of its own starts over.
+        """
+        for watcher in self.decider.watchers:
+            watcher.reset()
+
+
+def _prepare(settings: PostgresSettings, *, migrating: bool) -> None:
+    connection = connect(settings)
+    try:
+        migrate(connection, dry_run=not migrating)
+    finally:
+        connection.close()
+
+
+def _needs(request: Append, needs: Needs) -> None:
+    needs.add(request)
+
+
+def _path(path: str) -> Callable[[Needs], None]:
+    return lambda needs: needs.paths.add(path)
+
+
+def _slides(stream: Stream, stored_ms: int | None, now_ms: int) -> bool:
+    """Whether a use at this time has to be written down."""
+    deadline_ms = stream.lifetime.deadline_ms(now_ms)
+    return (
+        stream.lifetime.ttl_s is not None
+        and deadline_ms is not None
+        and (stored_ms is None or stored_ms < deadline_ms)
+    )
+
+
+def _touch(path: str, at_ms: int, decider: Decider) -> None:
+    """A stream was used at a time: its life is counted from there, whatever time it is by now."""
+    decider.tick()
+    entry = decider.ledger.find(path)
+    if entry is None or entry.stream.soft_deleted or entry.stream.expired(at_ms):
+        return
+    ledger = decider.ledger
+    assert isinstance(ledger, TurnLedger)
+    if ledger.slide_loosely(entry, at_ms):
+        ledger.touch(decider.group, entry)
+
+
+def _unheard(_outcome: object) -> None:
+    """Nobody waits for it: a use that is not written down is written with the next one."""
+
+
+def _stir(decider: Decider) -> None:
+    decider.group.statements.append(("stir", ()))
+
+
+def _nothing(_decider: Decider) -> None:
+    """To be decided after all that came before is all there is to it."""
+
+
+def _read(
+    connection: PostgresConnection, info: StreamInfo, after: Offset, bytes_max: int
+) -> Chunk | BadOffset | Truncated | Missing:
+    rows = connection.fetch("find_stream_by_id", (info.id,))
+    if not rows:
+        return Missing()
+    stream, _ = records.stream_from_row(rows[0])
+    try:
+        piece = reading.read_chunk(
+            connection,
+            own_segments(info.id, stream.segments, info.tail),
+            after,
+            bytes_max=bytes_max,
+            is_json=info.is_json,
+        )
+    except reading.OffsetError:
+        return BadOffset()
+    except reading.RowsGoneError:
+        return _purged(connection, info, after)
+    return Chunk(info, after, piece.next, piece.data)
+
+
+def _purged(connection: PostgresConnection, info: StreamInfo, after: Offset) -> Truncated | Missing:
+    """Rows went under the reader: the stream was deleted, or truncated, and purged since."""
+    rows: list[Row] = connection.fetch("find_stream_by_id", (info.id,))
+    if not rows:
+        return Missing()
+    stream, _ = records.stream_from_row(rows[0])
+    if after.bytes < stream.first.bytes:
+        return Truncated(stream.first)
+    raise reading.RowsGoneError

@@ -1,0 +1,337 @@
+"""Turns: how one node of several gets to write, and what happens in a turn.
+
+Requests wait in a queue on the event loop. A turn begins with locking the one row of counters; who
+holds it is alone in deciding and writing, so positions are given, and become visible, in order. All
+requests that have come meanwhile are decided together on the ledger and written by a handful of
+statements, and the transaction ends in the same round trip. Nothing of this waits for anything but
+the database, and the database frees the row when the node that holds it is gone.
+
+* An error before COMMIT undoes the turn. If the database was away, the requests get one more turn;
+  then they are told that nothing happened.
+* A connection that ends in COMMIT leaves an unknown outcome, and the answers say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+
+from fencepost.store.contract import Failed, Failure, Unknown
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.deciding import Decider
+from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.postgres.database import is_away, is_full
+from fencepost.store.postgres.ledger import Needs, TurnLedger
+from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.postgres.writer import WritingConnection
+from fencepost.store.postgres.writing import statements
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[Any], None]
+
+TRIES_MAX = 2
+"""Turns that a request gets while the database goes away under them."""
+BACKOFF_S = 0.25
+"""How long a node waits between two tries to reach a database that is away."""
+
+
+class Request(NamedTuple):
+    """Something to decide, and who is told of it."""
+
+    work: Callable[[Decider], object]
+    done: Done
+    needs: Callable[[Needs], None] | None = None
+    size: int = 0
+    tries: int = 0
+
+
+class Counted:
+    """What this node has done, for the metrics."""
+
+    __slots__ = ("dropped", "failed", "reconnects", "turns", "unknown")
+
+    def __init__(self) -> None:
+        self.turns = self.dropped = self.failed = self.unknown = self.reconnects = 0
+
+
+class Turns:
+    """The writing of one node. Everything here runs on the event loop."""
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        node: str,
+        connect: Callable[[], Any],
+        decider: Decider,
+        *,
+        committed: Callable[[LedgerGroup, int], None],
+        lost: Callable[[], None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._connect = connect
+        self._decider = decider
+        assert isinstance(decider.ledger, TurnLedger)
+        self._ledger = decider.ledger
+        self._committed = committed
+        self._lost = lost
+        self._clock_ns = clock_ns
+        self._connection: WritingConnection | None = None
+        self._queue: deque[Request] = deque()
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._turn = -1
+        self._closing = False
+        self.now_ms = 0
+        """The database's clock, as of this turn."""
+        self.leader = ""
+        """The node that leads, as of this turn."""
+        self.counted = Counted()
+        self.on_commit: Callable[[int, int, int], None] = _ignore
+        self._running = asyncio.create_task(self._run())
+
+    def submit(self, request: Request) -> None:
+        """Have a request decided in the next turn."""
+        if self._closing:
+            request.done(Failed(full=False))
+            return
+        self._queue.append(request)
+        self._idle.clear()
+        self._arrived.set()
+
+    async def settled(self) -> None:
+        """Wait until nothing is waiting or under way."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Finish what is waiting, then let go of the database."""
+        self._closing = True
+        await self.settled()
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        await self._disconnect()
+
+    async def _run(self) -> None:
+        while True:
+            if not self._queue:
+                self._idle.set()
+                self._arrived.clear()
+                await self._arrived.wait()
+            try:
+                await self._take_turn()
+            except Exception:
+                log.exception("a turn failed")
+                await self._disconnect()
+                await asyncio.sleep(BACKOFF_S)
+
+    # One turn
+
+    async def _take_turn(self) -> None:
+        try:
+            connection = await self._connected()
+            counters = await connection.begin()
+        except psycopg.Error as error:
+            await self._away(list(self._drained()), error)
+            return
+        batch = self._cut()
+        try:
+            group, outcomes = await self._decide(connection, counters, batch)
+        except _DecisionError as error:
+            await self._undo(batch, error)
+            return
+        except psycopg.Error as error:
+            await self._away(batch, error)
+            return
+        await self._write(connection, counters, group, outcomes, batch)
+
+    async def _connected(self) -> WritingConnection:
+        if self._connection is None:
+            self._connection = await self._connect()
+            self._turn = -1
+            self.counted.reconnects += 1
+        return self._connection
+
+    def _cut(self) -> list[Request]:
+        """The requests of this turn: all that wait, up to a bound."""
+        batch: list[Request] = []
+        size = 0
+        settings = self._settings
+        while self._queue and len(batch) < settings.turn_requests_max:
+            if batch and size >= settings.turn_bytes_max:
+                break
+            request = self._queue.popleft()
+            size += request.size
+            batch.append(request)
+        return batch
+
+    async def _decide(
+        self, connection: WritingConnection, counters: Row, batch: Sequence[Request]
+    ) -> tuple[LedgerGroup, list[tuple[Done, object]]]:
+        turn, next_position, next_stream, last_ms, _, self.now_ms, self.leader = counters
+        if turn != self._turn:
+            # Somebody else has written: what we know may be wrong by now.
+            self.counted.dropped += self._turn != -1
+            self._ledger.reset((next_position, next_stream, last_ms))
+            self._decider.claims.reset()
+        await self._load(connection, batch)
+        group = self._decider.new_group()
+        outcomes = []
+        for request in batch:
+            try:
+                outcomes.append((request.done, request.work(self._decider)))
+            except psycopg.Error:
+                raise
+            except Exception as error:
+                raise _DecisionError(request) from error
+        return group, outcomes
+
+    async def _load(self, connection: WritingConnection, batch: Sequence[Request]) -> None:
+        needs = Needs()
+        for request in batch:
+            if request.needs is not None:
+                request.needs(needs)
+        ledger = self._ledger
+        paths = ledger.unknown_paths(needs)
+        if paths:
+            ledger.take_streams(paths, await connection.fetch("find_streams", (paths,)))
+        producers = ledger.unknown_producers(needs)
+        keys = ledger.unknown_keys(needs)
+        if producers:
+            columns = [list(column) for column in zip(*producers, strict=True)]
+            ledger.take_producers(producers, await connection.fetch("find_producers", columns))
+        if keys:
+            columns = [list(column) for column in zip(*keys, strict=True)]
+            ledger.take_keys(keys, await connection.fetch("find_keys", columns))
+
+    async def _write(
+        self,
+        connection: WritingConnection,
+        counters: Row,
+        group: LedgerGroup,
+        outcomes: list[tuple[Done, object]],
+        batch: Sequence[Request],
+    ) -> None:
+        self._ledger.forget_keys()
+        started_ns = self._clock_ns()
+        if group.is_empty():
+            # Nothing changes; what the answers say is committed, by whoever it was.
+            try:
+                await connection.rollback()
+            except psycopg.Error as error:
+                await self._away(batch, error)
+                return
+            self._turn = counters[0]
+            self._ledger.committed(group)
+            _tell(outcomes, None)
+            return
+        turn = counters[0] + 1
+        self._ledger.seal(group)
+        shape = (
+            [entry.stream.id for entry in group.entries.values()],
+            sorted(group.created),
+            [view.id for _, view, state in group.views if state != 0],
+        )
+        end = (turn, *group.counters, counters[4], self._node, *shape)
+        try:
+            await connection.write_and_commit(list(statements(group)), end)
+        except psycopg.Error as error:
+            await self._write_failed(connection, batch, outcomes, error)
+            return
+        self._turn = turn
+        self.counted.turns += 1
+        elapsed_ns = self._clock_ns() - started_ns
+        self._committed(group, turn)
+        self.on_commit(len(outcomes), elapsed_ns, elapsed_ns)
+        _tell(outcomes, None)
+
+    # What can go wrong
+
+    async def _write_failed(
+        self,
+        connection: WritingConnection,
+        batch: Sequence[Request],
+        outcomes: list[tuple[Done, object]],
+        error: psycopg.Error,
+    ) -> None:
+        if connection.is_lost:
+            log.error("the database went away in a commit: its outcome is unknown", exc_info=error)
+            self.counted.unknown += 1
+            await self._forget()
+            _tell(outcomes, Unknown())
+            return
+        # The database refused a statement, so it has undone all of them.
+        if is_away(error):
+            await self._away(batch, error)
+            return
+        log.error("a turn was refused by the database", exc_info=error)
+        self.counted.failed += 1
+        await self._forget()
+        _tell(outcomes, Failed(full=is_full(error)))
+
+    async def _away(self, batch: Sequence[Request], error: psycopg.Error) -> None:
+        """The database cannot be reached, and nothing of these requests has happened."""
+        self.counted.failed += 1
+        await self._forget()
+        again = [request for request in batch if request.tries + 1 < TRIES_MAX]
+        over = [request for request in batch if request.tries + 1 >= TRIES_MAX]
+        self._queue.extendleft(
+            request._replace(tries=request.tries + 1) for request in reversed(again)
+        )
+        if over:
+            log.warning("the database is away: %s", str(error).strip())
+            _tell([(request.done, None) for request in over], Failed(full=False))
+        if not again:
+            await asyncio.sleep(BACKOFF_S)
+
+    async def _undo(self, batch: Sequence[Request], error: _DecisionError) -> None:
+        """One of the requests could not be decided: the others get another turn."""
+        log.error("a request could not be decided", exc_info=error.__cause__)
+        await self._forget()
+        self._queue.extendleft(
+            request for request in reversed(batch) if request is not error.request
+        )
+        _tell([(error.request.done, None)], Failed(full=False))
+
+    async def _forget(self) -> None:
+        """Nothing that was decided since the last commit holds: begin again from the database."""
+        self._turn = -1
+        await self._disconnect()
+        self._lost()
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    def _drained(self) -> list[Request]:
+        batch = list(self._queue)
+        self._queue.clear()
+        return batch
+
+
+class _DecisionError(Exception):
+    """A request raised while it was decided."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__("a request could not be decided")
+        self.request = request
+
+
+def _ignore(_answers: int, _commit_ns: int, _fsync_ns: int) -> None:
+    """Nobody measures."""
+
+
+def _tell(outcomes: Sequence[tuple[Done, object]], failure: Failure | None) -> None:
+    for done, outcome in outcomes:
+        try:
+            done(outcome if failure is None else failure)
+        except Exception:
+            log.exception("an answer could not be given")

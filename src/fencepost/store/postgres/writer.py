@@ -1,0 +1,114 @@
+"""A connection on the event loop: for turns, for the feed and for notifications.
+
+Statements of a turn are pipelined: they leave in one piece, and their results come back in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Self
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor
+
+from fencepost.store.engine.database import Row, Values
+from fencepost.store.postgres.database import OPTIONS, SERVER, adapt, judge, session
+from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.postgres.statements import Statement, statement
+
+
+class WritingConnection:
+    """One connection of a node, used by one task at a time."""
+
+    def __init__(self, raw: AsyncConnection[Row]) -> None:
+        self.raw = raw
+
+    @classmethod
+    async def connect(cls, settings: PostgresSettings) -> Self:
+        """Reach the database; it must make commits durable."""
+        raw = await AsyncConnection.connect(
+            settings.url,
+            autocommit=True,
+            cursor_factory=AsyncRawCursor,
+            **OPTIONS,
+            connect_timeout=settings.connect_timeout_s,
+        )
+        try:
+            adapt(raw)
+            cursor = await raw.execute(SERVER, prepare=False)
+            row = await cursor.fetchone()
+            assert row is not None
+            judge(row, writes=True)
+            text, values = session(
+                synchronous_commit=row[-1],
+                lock_timeout_ms=settings.turn_wait_ms,
+                statement_timeout_ms=settings.read_timeout_ms,
+                idle_in_transaction_timeout_ms=settings.turn_idle_ms,
+            )
+            await raw.execute(text, values, prepare=False)
+        except BaseException:
+            await raw.close()
+            raise
+        return cls(raw)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be asked on it any more."""
+        return self.raw.closed or self.raw.broken
+
+    async def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            await self.raw.close()
+
+    async def fetch(self, query: str, values: Values = ()) -> list[Row]:
+        """All rows of a named query."""
+        found = statement(query)
+        cursor = self.raw.cursor(binary=True)
+        await cursor.execute(found.text, found.values(values))
+        return await cursor.fetchall()
+
+    # A turn
+
+    async def begin(self) -> Row:
+        """Begin a transaction and wait for the turn: the counters, and the database's clock."""
+        cursor = self.raw.cursor(binary=True)
+        async with self.raw.pipeline():
+            await self.raw.execute("BEGIN")
+            await cursor.execute(statement("take_turn").text)
+        row = await cursor.fetchone()
+        assert row is not None, "the row of counters is there since the first migration"
+        return row
+
+    async def rollback(self) -> None:
+        await self.raw.execute("ROLLBACK")
+
+    async def write_and_commit(
+        self, statements: Sequence[tuple[str, Sequence[Row]]], end: Sequence[object]
+    ) -> None:
+        """Write a turn and end it, in one round trip."""
+        cursor = self.raw.cursor()
+        async with self.raw.pipeline():
+            for name, rows in statements:
+                await _execute(cursor, statement(name), rows)
+            ending = statement("end_turn")
+            await cursor.execute(ending.text, ending.values(end))
+            await cursor.execute("COMMIT")
+
+    # The feed
+
+    async def listen(self, channel: str) -> None:
+        await self.raw.execute(f'LISTEN "{channel}"')
+
+    async def wait_for_notification(self, timeout_s: float) -> None:
+        """Wait until somebody notifies, or for so long."""
+        async for _ in self.raw.notifies(timeout=timeout_s, stop_after=1):
+            pass
+
+
+async def _execute(cursor: AsyncCursor[Any], found: Statement, rows: Sequence[Row]) -> None:
+    if found.by_columns:
+        await cursor.execute(found.text, found.columns(rows))
+    else:
+        for row in rows:
+            await cursor.execute(found.text, found.values(row))
