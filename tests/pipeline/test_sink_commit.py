@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -33,6 +34,7 @@ from fencepost.pipeline.sink_errors import (
     StagingExpiredError,
 )
 from fencepost.pipeline.sink_identity import Place
+from tests.integration.auth_support import principal, token
 from tests.pipeline.sink_support import messages, schema_of, waiting_parts
 from tests.serving import ServerProcess
 
@@ -536,3 +538,27 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path, name: str) -> None:
         writer.commit(staged, 0)
 
         assert messages(own.url, name) == [1]
+
+
+def test_who_may_append_may_write_and_nobody_else(tmp_path: Path) -> None:
+    principals = [
+        principal("pipeline", ("allowed/**", ["append", "create"])),
+        principal("other", ("allowed/**", ["append", "create", "read"])),
+    ]
+    environment = {"FENCEPOST_PRINCIPALS": msgspec.json.encode(principals).decode()}
+    with ServerProcess(tmp_path / "data", environment=environment) as own:
+        columns = "stream string, value string"
+        driver = Driver(own, tmp_path, columns, sinkName="s", token=token("pipeline"))
+        driver.write(0, [("allowed/a", "1")])
+        driver.restarted().write(0, [("allowed/a", "1")])
+
+        with pytest.raises((fencepost.ForbiddenError, SinkError), match="403"):
+            driver.write(1, [("elsewhere/a", "1")])
+        driver.options["token"] = token("other")
+        with pytest.raises(fencepost.WriterHeldError):
+            driver.restarted().write(1, [("allowed/a", "2")])
+        del driver.options["token"]
+        with pytest.raises(fencepost.UnauthorizedError):
+            driver.restarted().write(1, [("allowed/a", "2")])
+        with fencepost.connect(own.url, token=token("other")) as client:
+            assert list(client.stream("allowed/a").read()) == [1]

@@ -7,6 +7,7 @@ the executors and makes new ones, in other processes, for each batch and each co
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -170,7 +171,9 @@ def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
     with options.connection.client(retries=NO_RETRIES) as client:
         try:
             if options.stream is not None and not options.auto_create:
-                client.stream(options.stream).head()
+                # Whoever may append need not be allowed to look.
+                with contextlib.suppress(ForbiddenError):
+                    client.stream(options.stream).head()
             return None if name is None else client.writer(name)
         except StreamNotFoundError:
             raise MissingStreamError(
