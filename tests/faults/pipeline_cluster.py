@@ -187,7 +187,7 @@ def start_driver(job: Job, folder: Path) -> Process:
         msgspec.json.encode(job).decode(),
     ]
     environment = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
         "PYTHONUNBUFFERED": "1",
         "PYSPARK_PYTHON": sys.executable,
     }
