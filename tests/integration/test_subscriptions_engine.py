@@ -250,8 +250,8 @@ async def test_there_are_only_so_many_subscriptions_and_streams_by_name(tmp_path
         subscription = await subscribe(on, pull_config())
 
         second = await engine.create("t", pull_config(), BASE_URL)
-        third = engine.link(subscription, ["a", "b", "c"])
-        allowed = engine.link(subscription, ["a", "b", "b"])
+        third = await engine.link(subscription, ["a", "b", "c"])
+        allowed = await engine.link(subscription, ["a", "b", "b"])
 
         assert second == TooMany("subscriptions_max", 1)
         assert third == TooMany("explicit_streams_max", 2)

@@ -16,7 +16,7 @@ Three promises hold for every method:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from fencepost.protocol.appends import Append, AppendOutcome
@@ -227,8 +227,12 @@ class SubscriptionStore(Protocol):
         """Remove a link."""
         ...
 
+    async def expect(self, paths: Iterable[str]) -> None:
+        """Get ready for `find_stream` of these paths, in the same stretch on the event loop."""
+        ...
+
     def find_stream(self, path: str) -> LiveStream | None:
-        """The stream at `path` as decided so far, or None."""
+        """The stream at `path` as decided so far, or None; `expect` was told of it."""
         ...
 
     async def live_streams(

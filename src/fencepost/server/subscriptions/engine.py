@@ -86,6 +86,7 @@ class Engine:
         signing: SigningKey,
         tokens: Tokens,
         readers: Readers | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self._store = store
         self._readers = readers
@@ -94,7 +95,7 @@ class Engine:
         self._webhooks = webhooks
         self._tokens = tokens
         self.signing = signing
-        self.counts = Counts()
+        self.counts = counts or Counts()
         self.registry = Registry()
         self._timers = Timers()
         self._changed = asyncio.Event()
@@ -175,6 +176,7 @@ class Engine:
                 draft.restrict(self._readers(owner))
             if draft.glob is not None and self.registry.find(name) is None:
                 found = await self._store.live_streams(draft.glob.prefix, draft.matches)
+            await self._store.expect(config.streams)
         finally:
             self._scans.remove(scan)
         if scan.void:
@@ -187,26 +189,26 @@ class Engine:
             return TooMany("subscriptions_max", self._settings.subscriptions_max)
         draft.id = self._next_id
         self._next_id += 1
-        self._link_existing(draft, scan.streams(found, draft.matches))
+        self._link_existing(draft, scan, found)
         self.registry.add(draft)
         self._store.insert(draft)
         return Made(draft, created=True)
 
-    def _link_existing(self, draft: Subscription, streams: Iterable[LiveStream]) -> None:
-        for path, stream_id, tail in streams:
+    def _link_existing(self, draft: Subscription, scan: Scan, found: list[LiveStream]) -> None:
+        for path, stream_id, tail in scan.streams(found, draft.matches):
             draft.links[path] = Link(
                 path, explicit=False, glob=True, stream_id=stream_id, acked=tail, tail=tail
             )
         for path in draft.config.streams:
-            draft.links[path] = self._explicit(draft, path)
+            draft.links[path] = self._explicit(draft, scan, path)
 
-    def _explicit(self, subscription: Subscription, path: str) -> Link:
+    def _explicit(self, subscription: Subscription, scan: Scan, path: str) -> Link:
         """An explicit link to `path`, which takes over the cursor of one by pattern."""
         link = subscription.links.get(path)
         if link is not None:
             link.explicit = True
             return link
-        live = self._store.find_stream(path)
+        live = scan.at(path, self._store.find_stream(path))
         link = Link(path, explicit=True, glob=subscription.matches(path))
         if live is not None:
             link.stream_id = live.id
@@ -218,9 +220,19 @@ class Engine:
         self.registry.remove(subscription)
         self._store.delete(subscription)
 
-    def link(self, subscription: Subscription, paths: Iterable[str]) -> TooMany | None:
+    async def link(
+        self, subscription: Subscription, paths: Iterable[str]
+    ) -> TooMany | Failed | None:
         """Watch more streams, from their tails on."""
         wanted = dict.fromkeys(paths)
+        scan = Scan()
+        self._scans.append(scan)
+        try:
+            await self._store.expect(wanted)
+        finally:
+            self._scans.remove(scan)
+        if scan.void or not self.registry.holds(subscription):
+            return Failed(full=False)
         explicit = sum(link.explicit for link in subscription.links.values())
         added = [
             path
@@ -230,7 +242,7 @@ class Engine:
         if explicit + len(added) > self._settings.explicit_streams_max:
             return TooMany("explicit_streams_max", self._settings.explicit_streams_max)
         for path in added:
-            link = self._explicit(subscription, path)
+            link = self._explicit(subscription, scan, path)
             self.registry.link(subscription, link)
             self._store.save_link(subscription, link)
         return None
@@ -328,6 +340,8 @@ class Engine:
                 self.registry.link(subscription, link)
         for subscription in self.registry.watching(path):
             link = subscription.links[path]
+            if link.stream_id is not None and link.stream_id >= stream_id:
+                continue  # a look at the streams that exist has found it first
             link.stream_id = stream_id
             link.acked = link.tail = start
             subscription.note(link)

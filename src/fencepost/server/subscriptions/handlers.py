@@ -42,6 +42,7 @@ from fencepost.server.subscriptions.bodies import (
 )
 from fencepost.server.subscriptions.engine import Engine
 from fencepost.server.subscriptions.guard import Guard, UnsafeTargetError
+from fencepost.server.subscriptions.keys import SigningKey
 from fencepost.server.subscriptions.outcomes import ConfigConflict, Made, TooMany, WakeName
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.server.subscriptions.showing import show_subscription, show_wake
@@ -50,6 +51,7 @@ from fencepost.store.contract import Failed, Unknown
 
 ROOT = b"/v1/stream/__ds/"
 SUBSCRIPTIONS = b"subscriptions/"
+JWKS = b"jwks.json"
 
 _HOST = re.compile(rb"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -77,8 +79,8 @@ class SubscriptionHandlers:
         if not request.path.startswith(ROOT):
             return None
         path = request.path[len(ROOT) :]
-        if path == b"jwks.json":
-            return self._jwks(request)
+        if path == JWKS:
+            return show_keys(request, self._engine.signing)
         if not path.startswith(SUBSCRIPTIONS):
             return None
         return self._answer(request, path[len(SUBSCRIPTIONS) :])
@@ -118,16 +120,6 @@ class SubscriptionHandlers:
         if method != "POST":
             return _no_method(b"POST")
         return await handler(request, name)
-
-    async def _jwks(self, request: Request) -> Answer:
-        if request.method not in ("GET", "HEAD"):
-            return _no_method(b"GET, HEAD")
-        headers = [
-            (b"Content-Type", b"application/jwk-set+json"),
-            (b"Cache-Control", b"public, max-age=300"),
-            *BROWSER,
-        ]
-        return Response(200, headers, self._engine.signing.jwks())
 
     # Subscriptions
 
@@ -192,7 +184,9 @@ class SubscriptionHandlers:
             raise invalid("a subscription does not watch its own wake stream")
         if not all(map(subscription.shows, paths)):
             raise _forbidden("the subscription's owner lacks the verb read on a stream")
-        refusal = self._engine.link(subscription, paths)
+        refusal = await self._engine.link(subscription, paths)
+        if isinstance(refusal, Failed):
+            return failed(refusal)
         if refusal is not None:
             raise too_many(*refusal)
         return await self._durably(_empty())
@@ -336,6 +330,18 @@ class SubscriptionHandlers:
     async def _durably(self, answer: Response) -> Response:
         failure = await self._engine.durable()
         return answer if failure is None else failed(failure)
+
+
+async def show_keys(request: Request, signing: SigningKey) -> Answer:
+    """The key that webhooks are signed with, for everybody."""
+    if request.method not in ("GET", "HEAD"):
+        return _no_method(b"GET, HEAD")
+    headers = [
+        (b"Content-Type", b"application/jwk-set+json"),
+        (b"Cache-Control", b"public, max-age=300"),
+        *BROWSER,
+    ]
+    return Response(200, headers, signing.jwks())
 
 
 def _owns(principal: Principal | None, subscription: Subscription) -> bool:

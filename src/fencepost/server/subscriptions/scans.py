@@ -1,4 +1,4 @@
-"""What happens to streams while a new subscription looks for the ones that exist."""
+"""What happens to streams while a subscription looks for the ones that exist."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ class Scan:
             if live.id not in self.removed:
                 yield self._now(live)
 
+    def at(self, path: str, live: LiveStream | None) -> LiveStream | None:
+        """The stream at `path` now, given the one that was found there."""
+        newest = live
+        for one in self.created.values():
+            # Incarnations are numbered in order.
+            if one.path == path and (newest is None or one.id > newest.id):
+                newest = one
+        return None if newest is None or newest.id in self.removed else self._now(newest)
+
     def _now(self, live: LiveStream) -> LiveStream:
         tail = self.tails.get(live.id)
-        return live if tail is None else live._replace(tail=tail)
+        # A look at the database may see more than was told by then.
+        if tail is None or tail.bytes <= live.tail.bytes:
+            return live
+        return live._replace(tail=tail)

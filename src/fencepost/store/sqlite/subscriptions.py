@@ -6,18 +6,16 @@ state, and hands over what changed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from fencepost.protocol.appends import Append
-from fencepost.protocol.batches import Malformed, bytes_batch, json_batch
-from fencepost.protocol.logs import next_text
-from fencepost.protocol.offsets import START, Offset
-from fencepost.protocol.streams import JSON
-from fencepost.protocol.subscriptions import Config, Link, Seen, Subscription, Wake
+from fencepost.protocol.offsets import START
+from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.store.contract import Failure, LiveStream, Published, StreamInfo, Watcher
-from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine import subscribed
+from fencepost.store.engine.database import Row
 from fencepost.store.engine.ledger import LedgerGroup
 from fencepost.store.sqlite.store import SqliteStore
 
@@ -43,16 +41,11 @@ class SqliteSubscriptions:
     # Reading
 
     def load(self) -> tuple[list[Subscription], int]:
-        found = {row[0]: _subscription(row) for row in self._fetch("load_subscriptions")}
-        for subscription_id, *columns in self._fetch("load_links"):
-            subscription = found[subscription_id]
-            link = _link(*columns)
-            # Removing the row is left to whoever writes next: a load must not cause a commit.
-            if link.stream_id is not None or link.explicit:
-                subscription.links[link.path] = link
-                subscription.note(link)
+        found = subscribed.subscriptions_from_rows(
+            self._fetch("load_subscriptions"), self._fetch("load_links")
+        )
         last = self._fetch("last_subscription")
-        return list(found.values()), (last[0][0] + 1 if last else 1)
+        return found, (last[0][0] + 1 if last else 1)
 
     async def expect(self, paths: Iterable[str]) -> None:
         """The ledger finds every stream at once."""
@@ -72,20 +65,7 @@ class SqliteSubscriptions:
     async def live_streams(
         self, prefix: tuple[str, ...], matches: Callable[[str], bool]
     ) -> list[LiveStream]:
-        folder = "/".join(prefix)
-
-        def work(connection: Connection) -> list[LiveStream]:
-            bounds: list[tuple[str, str | None]] = [("", None)]
-            if folder:
-                # The path itself, and what is below it: "0" is the character after "/".
-                bounds = [(folder, next_text(folder)), (folder + "/", folder + "0")]
-            return [
-                LiveStream(path, stream_id, Offset(messages, size))
-                for bound in bounds
-                for path, stream_id, messages, size in connection.fetch("live_streams", bound)
-                if matches(path)
-            ]
-
+        work = partial(subscribed.live_streams, prefix=prefix, matches=matches)
         return await self._store.decider.holds.whole(
             lambda: self._store.readers.run(work), lambda found: [one.path for one in found]
         )
@@ -106,36 +86,19 @@ class SqliteSubscriptions:
         group.bytes += ROW_BYTES
 
     def insert(self, subscription: Subscription) -> None:
-        self._write(
-            "insert_subscription",
-            subscription.id,
-            subscription.name,
-            subscription.config.canonical().decode(),
-            subscription.base_url,
-            subscription.created_ms,
-            *_wake_columns(subscription.wake),
-            subscription.owner,
-        )
+        self._write("insert_subscription", *subscribed.subscription_columns(subscription))
         for link in subscription.links.values():
             self.save_link(subscription, link)
 
     def save_wake(self, subscription: Subscription) -> None:
-        self._write("save_wake", *_wake_columns(subscription.wake), subscription.id)
+        self._write("save_wake", *subscribed.wake_columns(subscription.wake), subscription.id)
 
     def delete(self, subscription: Subscription) -> None:
         self._write("delete_subscription", subscription.id)
         self._write("delete_links", subscription.id)
 
     def save_link(self, subscription: Subscription, link: Link) -> None:
-        self._write(
-            "save_link",
-            subscription.id,
-            link.path,
-            link.explicit,
-            link.glob,
-            link.stream_id,
-            *link.acked,
-        )
+        self._write("save_link", *subscribed.link_columns(subscription, link))
 
     def delete_link(self, subscription: Subscription, path: str) -> None:
         self._write("delete_link", subscription.id, path)
@@ -150,10 +113,7 @@ class SqliteSubscriptions:
         stream = entry.stream
         if stream.expired(self._store.tick()):
             return False
-        # Any kind of stream can carry wakes; one that is not JSON gets one event a line.
-        batch = json_batch(event) if stream.media_type == JSON else bytes_batch(event + b"\n")
-        assert batch is not None
-        assert not isinstance(batch, Malformed)
+        batch = subscribed.event_batch(stream, event)
         self._store.append(Append(path, batch, stream.media_type), _ignore)
         return True
 
@@ -180,56 +140,3 @@ class SqliteSubscriptions:
 
 def _ignore(outcome: Any) -> None:
     """The wake itself is in the same commit, so a failed append fails it too."""
-
-
-def _wake_columns(wake: Wake) -> Row:
-    *columns, snapshot = wake
-    seen = [(path, stream_id, *tail) for path, stream_id, tail in snapshot]
-    return (*columns, json.dumps(seen, separators=(",", ":")))
-
-
-def _subscription(row: Row) -> Subscription:
-    subscription_id, name, config, base_url, created_ms = row[:5]
-    generation, wake_id, holder, lease_until_ms, attempts, next_attempt_ms, snapshot = row[5:12]
-    fields = json.loads(config)
-    return Subscription(
-        subscription_id,
-        name,
-        Config(**{**fields, "streams": tuple(fields["streams"])}),
-        base_url=base_url,
-        created_ms=created_ms,
-        wake=Wake(
-            generation,
-            wake_id,
-            holder,
-            lease_until_ms,
-            attempts,
-            next_attempt_ms,
-            _snapshot(snapshot),
-        ),
-        owner=row[12],
-    )
-
-
-def _snapshot(text: str) -> tuple[Seen, ...]:
-    return tuple(
-        Seen(path, stream_id, Offset(messages, size))
-        for path, stream_id, messages, size in json.loads(text)
-    )
-
-
-def _link(
-    path: str,
-    explicit: int,
-    glob: int,
-    acked_messages: int,
-    acked_bytes: int,
-    stream_id: int | None,
-    tail_messages: int | None,
-    tail_bytes: int | None,
-) -> Link:
-    link = Link(path, explicit=bool(explicit), glob=bool(glob), stream_id=stream_id)
-    if tail_messages is not None and tail_bytes is not None:
-        link.acked = Offset(acked_messages, acked_bytes)
-        link.tail = Offset(tail_messages, tail_bytes)
-    return link
