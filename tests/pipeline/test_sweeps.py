@@ -21,6 +21,21 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+def _let_time_pass(client: fencepost.Client) -> None:
+    """Return once the server's clock has moved on: what is stored at one time goes together."""
+    clock = client.stream("clock")
+
+    def now_ms() -> int:
+        at = clock.append("tick", auto_create=True).position
+        assert at is not None
+        (entry,) = client.log(after=at - 1, until=at)
+        return entry.timestamp_ms
+
+    begun = now_ms()
+    while now_ms() == begun:
+        pass
+
+
 def test_stale_claims_of_many_streams_are_given_back_once(
     spark: SparkSession, server: ServerProcess
 ) -> None:
@@ -64,6 +79,7 @@ def test_a_policy_says_what_it_would_drop_then_drops_it_and_then_has_nothing_to_
             stream = client.create(f"kept/{name}")
             for number in range(6 if name == "many" else 2):
                 stream.append({"n": number})
+                _let_time_pass(client)
         client.create("kept/empty")
         client.create("other/many", messages=[1, 2, 3, 4])
         policies = [policy("kept/*", max_messages=3), policy("other/*", max_bytes=1_000_000)]
@@ -91,6 +107,7 @@ def test_age_empties_a_stream_and_bounds_keep_its_newest_append_whole(
     with fencepost.connect(server.url) as client:
         client.create("aged/old", messages=[1, 2])
         batch = client.create("aged/batch", messages=[1])
+        _let_time_pass(client)
         batch.append_many([2, 3, 4])
 
         bounded = retention(spark, [policy("aged/batch", max_messages=1)], options=options)

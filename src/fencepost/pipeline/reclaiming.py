@@ -93,7 +93,7 @@ def _candidates(
         (one.stream, kind)
         for kind in kinds
         for one in client.producers(stream=match, match=f"{kind}:*")
-        if one.updated is None or one.updated.timestamp() * 1000 <= latest
+        if timeout <= 0 or one.updated is None or one.updated.timestamp() * 1000 <= latest
     }
     return sorted(found)
 

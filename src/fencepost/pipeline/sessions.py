@@ -44,6 +44,8 @@ _LOCAL_ONLY: dict[str, str] = {
         "org.apache.spark.sql.execution.streaming.checkpointing"
         ".FileSystemBasedCheckpointFileManager"
     ),
+    # Spark's 200 are for clusters: a small batch would be 200 tasks behind every exchange.
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }

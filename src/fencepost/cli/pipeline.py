@@ -1,0 +1,189 @@
+"""`fencepost pipeline`: audits, tables, sweeps and lag, as Spark jobs that end with an exit code.
+
+Each command starts Spark, runs a function of `fencepost.pipeline` and shows what it gave back. How
+Spark is started and what is said of its failures is in `pipeline_spark.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fencepost.cli.options import AsJson, Token, Url
+from fencepost.cli.pipeline_spark import Master, Pattern, SparkLog, bar, running
+from fencepost.cli.pipeline_sweeps import reclaim, retention
+from fencepost.cli.pipeline_tables import table
+from fencepost.cli.render import (
+    INTERRUPTED,
+    as_line,
+    show_facts,
+    show_lines,
+    show_table,
+    talking,
+)
+
+if TYPE_CHECKING:
+    from fencepost.pipeline.reports import Report
+
+DEFECTS, FAILED = 1, 2
+"""Exit codes of an audit beside 0: something is wrong with the log; nothing can be said of it."""
+DAYS_SHOWN_MAX = 14
+
+app = typer.Typer(
+    help="Spark jobs: audits, tables, sweeps and lag. They need pip install 'fencepost\\[spark]'.",
+    no_args_is_help=True,
+)
+
+
+@app.command("audit")
+def audit(
+    pattern: Pattern = "**",
+    after: Annotated[
+        int, typer.Option(help="Check what lies above this position, without the lists.", min=-1)
+    ] = -1,
+    until: Annotated[
+        int | None,
+        typer.Option(help="Check up to this position, without the lists. Else the head.", min=0),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Examples of each kind of defect.", min=1)] = 20,
+    plot: Annotated[Path | None, typer.Option(help="Draw the report to this PNG file.")] = None,
+    forgetting: Annotated[
+        bool,
+        typer.Option(
+            "--forgetting", help="The server forgets silent producers (producer_retention_s)."
+        ),
+    ] = False,
+    master: Master = None,
+    spark_log: SparkLog = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that the log holds what was promised, and that the lists agree with it.
+
+    Exit code 0: clean; 1: there are defects; 2: it could not be checked.
+
+    Examples:
+
+      fencepost pipeline audit
+      fencepost pipeline audit 'orders/**' --plot audit.png --json | jq .defects
+    """
+    with (
+        _failing_as(FAILED),
+        running("audit", url, token, master=master, log=spark_log, as_json=as_json) as job,
+    ):
+        from fencepost.pipeline import reports
+        from fencepost.pipeline.audit import audit as run
+
+        with bar(job.spark, "auditing", hidden=as_json) as step:
+            report = run(
+                job.spark,
+                match=pattern,
+                after=after,
+                until=until,
+                options=job.options,
+                samples_max=samples,
+                forgetting=forgetting,
+                tell=step,
+            )
+        if plot is not None:
+            reports.plot(report, plot)
+        if as_json:
+            sys.stdout.write(as_line({"clean": report.is_clean, **_fields(report)}))
+        else:
+            _show(report)
+    if not report.is_clean:
+        raise typer.Exit(DEFECTS)
+
+
+@app.command("lag")
+def lag(
+    places: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of tables, or checkpoints of queries.", show_default=False),
+    ],
+    match: Annotated[
+        str | None,
+        typer.Option(help="The streams that a query reads, which its checkpoint does not say."),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far queries and tables are behind the head of the log. Needs no Spark.
+
+    Examples:
+
+      fencepost pipeline lag ./tables/users ./checkpoints/by-day
+      fencepost pipeline lag ./checkpoints/by-day --match 'orders/*' --json | jq .messages
+    """
+    with talking(url, token, as_json=as_json) as client:
+        from fencepost.pipeline import lag as lags
+
+        found = [lags.lag(client, one, match) for place in places for one in lags.reached(place)]
+        if as_json:
+            show_lines(found)
+            return
+        rows = (
+            (one.place, one.kind, one.selection, one.batch, one.position, one.messages, one.bytes)
+            for one in found
+        )
+        columns = ("place", "kind", "streams", "batch", "position", "messages behind", "bytes")
+        show_table(columns, rows, empty="no consumers")
+
+
+app.command("table")(table)
+app.command("reclaim")(reclaim)
+app.command("retention")(retention)
+
+
+@contextmanager
+def _failing_as(code: int) -> Iterator[None]:
+    """One exit code for every way in which nothing could be said."""
+    try:
+        yield
+    except typer.Exit as end:
+        if end.exit_code in (0, INTERRUPTED):
+            raise
+        raise typer.Exit(code) from None
+
+
+def _fields(report: Report) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(report)
+
+
+def _show(report: Report) -> None:
+    from fencepost.pipeline.audit_rules import KINDS
+
+    show_facts(
+        {
+            "streams": report.streams,
+            "messages": report.messages,
+            "producers": report.producers if report.lists_compared else None,
+            "keys": report.keys if report.lists_compared else None,
+            "positions": f"{report.after + 1:,} to {report.until:,}",
+            "rows that left the log": None
+            if report.pruned is None
+            else f"some up to position {report.pruned:,}: checked as far as they are there",
+            "result": "clean" if report.is_clean else f"{sum(report.defects.values()):,} defects",
+        }
+    )
+    if report.days:
+        print()
+        days = report.days[-DAYS_SHOWN_MAX:]
+        rows = ((one.name, one.messages, one.bytes) for one in days)
+        show_table(("day", "messages", "bytes"), rows, empty="")
+    if report.defects:
+        print()
+        kinds = ((kind, count, KINDS[kind]) for kind, count in report.defects.items())
+        show_table(("defect", "found", "which means that"), kinds, empty="")
+        print()
+        samples = ((one.kind, one.stream, one.position, one.detail) for one in report.samples)
+        show_table(("defect", "stream", "position", "detail"), samples, empty="")

@@ -1,0 +1,119 @@
+"""Lag: of queries by their checkpoints, of tables by their commits, and as metrics."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import fencepost
+from fencepost.pipeline import tables
+from fencepost.pipeline.lag import CheckpointError, lag, reached
+from fencepost.pipeline.metrics import Place, PortError, places, watch
+from fencepost.pipeline.progress import tasks
+from tests.serving import ServerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:PySpark does not yet fully support pandas:FutureWarning"
+)
+
+
+class _Source:
+    def __init__(self, end: str | None, latest: str | None) -> None:
+        self.endOffset, self.latestOffset = end, latest
+
+
+def test_positions_are_read_from_what_spark_reports_of_sources() -> None:
+    sources: list[Any] = [
+        _Source('{"position": 4}', '{"position": 9}'),
+        _Source('"{\\"position\\": 4}"', None),
+        _Source('{"logOffset": 3}', None),
+        _Source("17", "nonsense"),
+        _Source(None, None),
+    ]
+
+    assert list(places(sources)) == [Place(4, 9), Place(4, None), None, None, None]
+
+
+def test_a_checkpoint_is_read_up_to_its_newest_batch_that_is_done(tmp_path: Path) -> None:
+    for name in ("offsets", "commits"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "metadata").write_text('{"id":"abc"}')
+    for batch, position in enumerate((5, 9)):
+        lines = ["v1", "{}", f'{{"position": {position}}}', '{"other": 1}']
+        (tmp_path / "offsets" / str(batch)).write_text("\n".join(lines))
+    (tmp_path / "offsets" / ".1.crc").write_text("")
+
+    (before,) = reached(tmp_path)
+    (tmp_path / "commits" / "0").write_text("v1\n{}")
+    (after,) = reached(tmp_path)
+
+    assert (before.position, before.batch) == (-1, None)
+    assert (after.position, after.batch, after.query) == (5, 0, "abc")
+
+
+def test_other_folders_are_named_as_what_they_are_not(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint of a query and no folder of tables"):
+        reached(tmp_path)
+
+
+def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its_lag(
+    spark: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    with fencepost.connect(server.url) as client:
+        client.create("lagging/a", messages=[{"n": n} for n in range(5)])
+        with watch(spark, port=0) as watching:
+            query = tables.follow(
+                spark,
+                tmp_path,
+                match="lagging/*",
+                kind="rows",
+                options={"url": server.url},
+                trigger={"availableNow": True},
+                name="lagging",
+            )
+            query.awaitTermination(90)
+            error = query.exception()
+            assert error is None, error
+            metrics = _until_ended(watching.port)
+        client.stream("lagging/a").append_many([{"n": n} for n in range(3)])
+        client.create("elsewhere", messages=[1])
+
+        (of_table,) = [lag(client, one) for one in reached(tmp_path)]
+        checkpoint = tmp_path / "_checkpoint"
+        (of_query,) = [lag(client, one, "lagging/*") for one in reached(checkpoint)]
+        (of_all,) = [lag(client, one) for one in reached(checkpoint)]
+
+    assert 'fencepost_query_rows_total{query="lagging"} 5.0' in metrics
+    assert 'fencepost_query_position{query="lagging",source="0"}' in metrics
+    assert 'fencepost_query_lag_positions{query="lagging",source="0"}' in metrics
+    assert (of_table.kind, of_table.messages, of_table.selection) == ("table", 3, "lagging/*")
+    assert (of_query.kind, of_query.messages, of_query.batch) == ("query", 3, 0)
+    assert of_all.messages >= 4
+
+
+def _until_ended(port: int | None) -> str:
+    """The metrics once the listener has heard that the query ended; Spark tells it when it likes."""
+    for _attempt in range(100_000):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text: str = answer.read().decode()
+        if 'fencepost_query_active{query="lagging"} 0.0' in text:
+            return text
+    raise AssertionError(text)
+
+
+def test_a_port_that_is_taken_is_said_so(spark: SparkSession) -> None:
+    with (
+        watch(spark, port=0) as first,
+        pytest.raises(PortError, match="choose another port"),
+    ):
+        watch(spark, port=first.port)
+
+
+def test_nothing_is_under_way_when_spark_is_idle(spark: SparkSession) -> None:
+    assert tasks(spark) is None
