@@ -138,7 +138,7 @@ class TurnLedger(Ledger):
         """The same for a read: what is stored then covers the reads of some time to come."""
         return super().slide(entry, now_ms)
 
-    def _load_producer(self, stream_id: int, producer_id: str, row: Row) -> Producer:
+    def _load_producer(self, _stream_id: int, producer_id: str, row: Row) -> Producer:
         return _producer(producer_id, row)
 
     def _find_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -77,6 +78,7 @@ class PostgresStore:
         self._simulated = simulated
         self.node = clock.token(8).hex()
         self._listeners: list[Listener] = []
+        self._reshaped: Counter[str] = Counter()
         self._background: list[asyncio.Task[None]] = []
         self._lookups = Lookups(partial(connect, settings))
         self.readers = PostgresReaders(
@@ -209,12 +211,26 @@ class PostgresStore:
                 needs.paths.add(request.fork_from.path)
 
         size = 0 if request.batch is None else request.batch.size
+        done = self._reshaping(request.path, done)
         self.turns.submit(Request(lambda decider: decider.create(request), done, needs, size))
 
     def delete(
         self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
     ) -> None:
+        done = self._reshaping(path, done)
         self.turns.submit(Request(lambda decider: decider.delete(path), done, _path(path)))
+
+    def _reshaping(self, path: str, done: Callable[[Any], None]) -> Callable[[Any], None]:
+        """A stream is being made or ended here: whoever looks at it meanwhile waits for that."""
+        self._reshaped[path] += 1
+
+        def reshaped(outcome: Any) -> None:
+            self._reshaped[path] -= 1
+            if not self._reshaped[path]:
+                del self._reshaped[path]
+            done(outcome)
+
+        return reshaped
 
     def truncate(
         self,
@@ -260,6 +276,10 @@ class PostgresStore:
     # Reading
 
     async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:
+        while path in self._reshaped:
+            failure = await self.durable()
+            if failure is not None:
+                return failure
         rows = await self.readers.run(lambda connection: connection.fetch("look_stream", (path,)))
         if not rows:
             return Missing()
@@ -270,12 +290,14 @@ class PostgresStore:
         if stream.soft_deleted:
             return SoftDeleted()
         if stream.expired(now_ms):
-            return await self._ended(path)
+            return await self._ended(path, touch=touch)
         if touch and _slides(stream, stored_ms, now_ms):
             self.turns.submit(Request(partial(_touch, path, now_ms), _unheard, _path(path)))
         return view_of(stream)
 
-    async def _ended(self, path: str) -> StreamInfo | Missing | SoftDeleted | Failure:
+    async def _ended(
+        self, path: str, *, touch: bool
+    ) -> StreamInfo | Missing | SoftDeleted | Failure:
         """An expired stream is gone on disk before anybody hears that it is."""
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.turns.submit(
@@ -284,7 +306,7 @@ class PostgresStore:
         outcome = await done
         if isinstance(outcome, Failure):
             return outcome
-        return await self.look(path, touch=False) if outcome is not None else Missing()
+        return await self.look(path, touch=touch) if outcome is not None else Missing()
 
     async def read(
         self, info: StreamInfo, after: Offset, *, bytes_max: int
