@@ -270,7 +270,7 @@ def test_a_session_has_our_settings(postgres_dsn: str) -> None:
     assert dict(rows) == {
         "TimeZone": "UTC",
         "idle_in_transaction_session_timeout": "5678",
-        "jit": "off",
+        **database.PLANNING,
         "lock_timeout": "1234",
         "statement_timeout": "30000",
         "synchronous_commit": "on",

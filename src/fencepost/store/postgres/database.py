@@ -68,6 +68,16 @@ OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 """How every connection is made."""
+PLANNING = {
+    # Compiling would take longer than any of our queries.
+    "jit": "off",
+    # Every query is written for an index, and is planned once. A plan that was good for the few rows
+    # of the beginning would go on reading whole tables when they have grown.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
 STATEMENTS_MAX = 1_000
 """Prepared statements of a connection: more than there are."""
 SERVER = (
@@ -169,8 +179,7 @@ def session(
         "statement_timeout": str(statement_timeout_ms),
         "idle_in_transaction_session_timeout": str(idle_in_transaction_timeout_ms),
         "TimeZone": "UTC",
-        # Compiling would take longer than any of our queries.
-        "jit": "off",
+        **PLANNING,
     }
     calls = (f"set_config('{name}', ${place}, false)" for place, name in enumerate(settings, 1))
     return f"SELECT {', '.join(calls)}".encode(), list(settings.values())
