@@ -39,6 +39,13 @@ class CommitItem(NamedTuple):
     """How many chunks each part must have, in the order of `parts`; None where nobody counted."""
 
 
+class Named(NamedTuple):
+    """Everything that a commit names: its streams and its parts."""
+
+    paths: set[str]
+    parts: set[Part]
+
+
 class Commit(NamedTuple):
     """Appends to be made together. `digest` tells a repeated request from another one."""
 
@@ -49,6 +56,15 @@ class Commit(NamedTuple):
     """Whose commit this is; the key is theirs."""
     writer: WriterBatch | None = None
     """The batch of a writer that the commit publishes."""
+    named: Named | None = None
+    """What its items name, if somebody has put it together already: of many that takes time."""
+
+    def names(self) -> Named:
+        """What its items name."""
+        return self.named or Named(
+            {item.append.path for item in self.items},
+            {part for item in self.items for part in item.parts},
+        )
 
 
 class ItemMissing(NamedTuple):

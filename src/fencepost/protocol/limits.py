@@ -23,7 +23,7 @@ class Limits:
     """Bytes of a Stream-Seq."""
     key_bytes_max: int = 256
     """Bytes of an Idempotency-Key."""
-    commit_appends_max: int = 10_000
+    commit_appends_max: int = 100_000
     """Appends in one commit."""
     commit_parts_max: int = 100_000
     """Staged parts that one commit may name."""

@@ -195,6 +195,28 @@ class Stream:
         self.seq: str | None = None
         self.soft_deleted = False
 
+    def __copy__(self) -> Stream:
+        """Field by field: the general way takes ten times as long, and a commit copies many."""
+        other = Stream.__new__(Stream)
+        other.id = self.id
+        other.path = self.path
+        other.content_type = self.content_type
+        other.media_type = self.media_type
+        other.created_ms = self.created_ms
+        other.touched_ms = self.touched_ms
+        other.lifetime = self.lifetime
+        other.tail = self.tail
+        other.first = self.first
+        other.fork = self.fork
+        other.segments = self.segments
+        other.retention = self.retention
+        other.forks_count = self.forks_count
+        other.closed = self.closed
+        other.closed_by = self.closed_by
+        other.seq = self.seq
+        other.soft_deleted = self.soft_deleted
+        return other
+
     @property
     def is_json(self) -> bool:
         return self.media_type == JSON

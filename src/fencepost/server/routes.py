@@ -12,7 +12,7 @@ from fencepost.server import access
 from fencepost.server.access import Gate
 from fencepost.server.away import ending_when_away, store_away
 from fencepost.server.handlers import parsing, rendering, truncation
-from fencepost.server.handlers.commits import COMMIT_PATH, STAGING_ROOT, Commits
+from fencepost.server.handlers.commits import COMMIT_PATH, LARGE_BODY_BYTES, STAGING_ROOT, Commits
 from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
 from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.rendering import BROWSER, refused
@@ -121,6 +121,8 @@ class Application:
         if request.path == COMMIT_PATH or request.path.startswith(STAGING_ROOT):
             if request.method == "POST":
                 commits = self._commits
+                if request.path == COMMIT_PATH and len(request.body) > LARGE_BODY_BYTES:
+                    return self._later(commits.commit_large(request), answer)
                 handler = commits.commit if request.path == COMMIT_PATH else commits.stage
                 handler(request, answer)
             elif request.method == "DELETE" and request.path != COMMIT_PATH:

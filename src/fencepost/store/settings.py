@@ -25,7 +25,7 @@ class StoreSettings:
     """How long a staged part waits for its commit."""
     staged_parts_max: int = 200_000
     """Parts that may wait for their commit at once."""
-    commit_slice_appends: int = 256
+    commit_slice_appends: int = 128
     """Appends of one commit that are carried out at once: a larger one is carried out in slices of
     so many, with other requests in between."""
     writers_max: int = 10_000

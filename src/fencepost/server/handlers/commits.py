@@ -7,69 +7,32 @@ commit says which append was refused and why; nothing of the commit has happened
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
-from fencepost.protocol.commits import (
-    Commit,
-    CommitDuplicate,
-    CommitItem,
-    CommitKeyReused,
-    CommitOutcome,
-    CommitPartial,
-    CommitRefused,
-    CommitReplayed,
-    Committed,
-    CommittedInSlices,
-    ItemDeleted,
-    ItemMissing,
-    ItemOutcome,
-    Part,
-    PartDropped,
-    PartIncomplete,
-    PartMismatch,
-    PartMissing,
-    PartTwice,
-    PartUsed,
-    UnstageOutcome,
-    describe_commit,
-)
+from fencepost.protocol.commits import Commit, CommitItem, CommitOutcome, Named, Part
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import JSON, media_type
-from fencepost.protocol.writers import (
-    BatchDone,
-    WriterFenced,
-    WriterHeld,
-    WriterMissing,
-    WriterQueryChanged,
-)
 from fencepost.server import access
-from fencepost.server.handlers import parsing, rendering, writers
-from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
-from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
+from fencepost.server.handlers import parsing, writers
+from fencepost.server.handlers.commit_answers import at_item, committed, staged, unstaged
+from fencepost.server.handlers.parsing import RefusedError, bad
 from fencepost.server.http import Request, Response
-from fencepost.store.contract import (
-    ChunkConflict,
-    Failed,
-    PartClosed,
-    Staged,
-    StageOutcome,
-    Store,
-    TooManyParts,
-    Unknown,
-    Upload,
-)
+from fencepost.store.contract import Failed, Store, Unknown, Upload
+from fencepost.store.engine.collecting import paused_collector
 
 COMMIT_PATH = b"/v1/commit"
 STAGING_ROOT = b"/v1/staging/"
 
+T = TypeVar("T")
 Respond = Callable[[Response], None]
 
 
@@ -108,7 +71,19 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     writer: writers.BatchBody | None = None
 
 
+class _RawBody(msgspec.Struct, forbid_unknown_fields=True):
+    appends: list[msgspec.Raw]
+    writer: writers.BatchBody | None = None
+
+
 _DECODER = msgspec.json.Decoder(_Body)
+_RAW_DECODER = msgspec.json.Decoder(_RawBody)
+_ITEM_DECODER = msgspec.json.Decoder(_Item)
+
+LARGE_BODY_BYTES = 64 * 1024
+"""A body beyond this is read some appends at a time, so that nobody waits for the whole."""
+ITEMS_PER_TURN = 128
+"""Appends of a large body that are read in one turn of the loop."""
 
 
 class Commits:
@@ -123,51 +98,96 @@ class Commits:
             parsing.refuse_repeated(request)
         commit = self._parse(request)
         may_read = access.may_read(request.principal)
-        self._store.commit(commit, lambda outcome: answer(_committed(commit, outcome, may_read)))
+        self._store.commit(commit, lambda outcome: answer(committed(commit, outcome, may_read)))
+
+    async def commit_large(self, request: Request) -> Response:
+        """A commit with a large body: other requests have their turn while it is read."""
+        with paused_collector():
+            return await self._commit_large(request)
+
+    async def _commit_large(self, request: Request) -> Response:
+        if request.repeated:
+            parsing.refuse_repeated(request)
+        body: _RawBody = _decoded(_RAW_DECODER, request.body)
+        self._check_counts(len(body.appends), body.writer is not None)
+        may_read = access.may_read(request.principal)
+        items: list[CommitItem] = []
+        parts, shows_all, named = 0, True, Named(set(), set())
+        for index, raw in enumerate(body.appends):
+            item = self._large_item(raw, index, request)
+            items.append(item)
+            parts += len(item.parts)
+            named.paths.add(item.append.path)
+            named.parts.update(item.parts)
+            shows_all = shows_all and may_read(item.append.path)
+            if index % ITEMS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self._check_parts(parts)
+        hashing = asyncio.get_running_loop().run_in_executor(None, hashlib.sha256, request.body)
+        commit = self._commit(request, items, body.writer, (await hashing).digest(), named)
+        answered: asyncio.Future[CommitOutcome | Failed | Unknown]
+        answered = asyncio.get_running_loop().create_future()
+        self._store.commit(commit, lambda outcome: _resolve(answered, outcome))
+        return committed(commit, await answered, None if shows_all else may_read)
+
+    def _large_item(self, raw: msgspec.Raw, index: int, request: Request) -> CommitItem:
+        try:
+            return self._item(_decoded(_ITEM_DECODER, raw), request)
+        except RefusedError as error:
+            error.response = at_item(error.response, index)
+            raise
 
     def stage(self, request: Request, answer: Respond) -> None:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
         upload = self._parse_upload(request)
-        self._store.stage(upload, lambda outcome: answer(_staged(upload, outcome)))
+        self._store.stage(upload, lambda outcome: answer(staged(upload, outcome)))
 
     def unstage(self, request: Request, answer: Respond) -> None:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
         part = self._part(request)
-        self._store.unstage(part, lambda outcome: answer(_unstaged(outcome)))
+        self._store.unstage(part, lambda outcome: answer(unstaged(outcome)))
 
     def _parse(self, request: Request) -> Commit:
-        try:
-            body = _DECODER.decode(request.body)
-        except msgspec.DecodeError as error:
-            raise bad("commit_invalid", f"the body is not a commit: {error}") from None
-        except UnicodeDecodeError:
-            raise bad("commit_invalid", "the body is not UTF-8") from None
-        except RecursionError:
-            raise bad("commit_invalid", "the body is nested too deeply") from None
-        if not body.appends and body.writer is None:
-            raise bad("commit_empty", "a commit has at least one append, or a writer")
-        if len(body.appends) > self._limits.commit_appends_max:
-            raise _too_large("appends", "commit_appends_max", self._limits.commit_appends_max)
-        if sum(len(item.parts) for item in body.appends) > self._limits.commit_parts_max:
-            raise _too_large("parts", "commit_parts_max", self._limits.commit_parts_max)
+        body: _Body = _decoded(_DECODER, request.body)
+        self._check_counts(len(body.appends), body.writer is not None)
+        self._check_parts(sum(len(item.parts) for item in body.appends))
         items = []
         for index, item in enumerate(body.appends):
             try:
                 items.append(self._item(item, request))
             except RefusedError as error:
-                error.response = _at_item(error.response, index)
+                error.response = at_item(error.response, index)
                 raise
+        return self._commit(request, items, body.writer, hashlib.sha256(request.body).digest())
+
+    def _check_counts(self, appends: int, has_writer: bool) -> None:
+        if not appends and not has_writer:
+            raise bad("commit_empty", "a commit has at least one append, or a writer")
+        if appends > self._limits.commit_appends_max:
+            raise _too_large("appends", "commit_appends_max", self._limits.commit_appends_max)
+
+    def _check_parts(self, parts: int) -> None:
+        if parts > self._limits.commit_parts_max:
+            raise _too_large("parts", "commit_parts_max", self._limits.commit_parts_max)
+
+    def _commit(
+        self,
+        request: Request,
+        items: list[CommitItem],
+        writer: writers.BatchBody | None,
+        mark: bytes,
+        named: Named | None = None,
+    ) -> Commit:
         key = parsing.text_header(request, b"idempotency-key", self._limits.key_bytes_max)
         if key is not None:
             parsing.check_key(key)
-        mark = hashlib.sha256(request.body).digest()[:DIGEST_BYTES]
-        writer = body.writer
         batch = None if writer is None else writers.batch_of(writer, request, self._limits)
-        return Commit(tuple(items), key, mark, access.name_of(request.principal), batch)
+        principal = access.name_of(request.principal)
+        return Commit(tuple(items), key, mark[:DIGEST_BYTES], principal, batch, named)
 
     def _item(self, item: _Item, request: Request) -> CommitItem:
         limits = self._limits
@@ -284,6 +304,23 @@ class Commits:
         return Upload(named, ordinal, media, batch, digest(media, False, batch.data))
 
 
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise bad("commit_invalid", f"the body is not a commit: {error}") from None
+    except UnicodeDecodeError:
+        raise bad("commit_invalid", "the body is not UTF-8") from None
+    except RecursionError:
+        raise bad("commit_invalid", "the body is nested too deeply") from None
+
+
+def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
+    # Whoever asked may be gone by the time that the commit is done.
+    if not future.done():
+        future.set_result(outcome)
+
+
 def _bounded(value: str | None, name: str, bytes_max: int) -> str | None:
     if value is not None and len(value.encode()) > bytes_max:
         raise bad("header_too_long", f"{name} has at most {bytes_max} bytes")
@@ -297,156 +334,3 @@ def _too_large(what: str, name: str, limit: int) -> RefusedError:
         "Too large",
         f"at most {limit} {what} ({name}): split the commit, or raise the limit",
     )
-
-
-def _committed(
-    commit: Commit, outcome: CommitOutcome | Failed | Unknown, may_read: Callable[[str], bool]
-) -> Response:
-    match outcome:
-        case Committed():
-            answer = _readable(commit, describe_commit(commit, outcome), may_read)
-            return _described(answer, duplicate=False, batch=_batch_of(commit))
-        case CommittedInSlices(answer, duplicate):
-            answer = _readable(commit, answer, may_read)
-            return _described(answer, duplicate=duplicate, batch=_batch_of(commit))
-        case CommitDuplicate():
-            answer = _readable(commit, describe_commit(commit, outcome), may_read)
-            return _described(answer, duplicate=True, batch=_batch_of(commit))
-        case CommitReplayed(answer):
-            return _described(_readable(commit, answer, may_read), duplicate=True)
-        case CommitKeyReused(first_used_ms):
-            return refused(
-                409,
-                "idempotency_key_reused",
-                "Idempotency key reused",
-                f"the key was used for another commit at {rfc3339(first_used_ms)}",
-            )
-        case CommitRefused(index, refusal):
-            return _at_item(_item_refused(refusal), index)
-        case CommitPartial(duplicates):
-            return refused(
-                409,
-                "commit_partial",
-                "Partly done before",
-                f"some appends were made before ({list(duplicates[:10])}) and others not;"
-                " nothing was done",
-            )
-        case BatchDone(batch, matches):
-            shown: dict[str, object] = {
-                "duplicate": True,
-                "batch": batch,
-                "match": matches,
-                "appends": [],
-            }
-            headers = [(b"Content-Type", b"application/json")]
-            return Response(200, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
-        case WriterMissing() | WriterHeld() | WriterQueryChanged() | WriterFenced():
-            return writers.refusal(outcome, missing_status=409)
-        case Failed() | Unknown():
-            return rendering.failed(outcome)
-
-
-def _batch_of(commit: Commit) -> int | None:
-    return None if commit.writer is None else commit.writer.batch
-
-
-def _readable(commit: Commit, answer: bytes, may_read: Callable[[str], bool]) -> bytes:
-    """An answer that says of streams which may not be read only that they were appended to."""
-    if all(may_read(item.append.path) for item in commit.items):
-        return answer
-    shown = [
-        append if may_read(append["stream"]) else {"stream": append["stream"]}
-        for append in msgspec.json.decode(answer)["appends"]
-    ]
-    return msgspec.json.encode({"appends": shown})
-
-
-def _described(answer: bytes, *, duplicate: bool, batch: int | None = None) -> Response:
-    published = b"" if batch is None else b'"batch":%d,' % batch
-    body = b'{"duplicate":%b,%b%b' % (b"true" if duplicate else b"false", published, answer[1:])
-    return Response(200, [(b"Content-Type", b"application/json")], body, BROWSER_BLOCK)
-
-
-def _item_refused(refusal: ItemOutcome) -> Response:
-    match refusal:
-        case ItemMissing():
-            return rendering.missing()
-        case ItemDeleted():
-            return rendering.soft_deleted()
-        case PartMissing(part):
-            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
-            return refused(409, "part_missing", "No such part", detail)
-        case PartUsed(part, position):
-            detail = f"{_shown(part)} was committed before, at position {position}"
-            return refused(409, "part_committed", "Part committed", detail)
-        case PartIncomplete(part, ordinal):
-            detail = f"{_shown(part)} lacks its chunk {ordinal}"
-            return refused(409, "part_incomplete", "Part incomplete", detail)
-        case PartMismatch(part, held, expected):
-            detail = f"{_shown(part)} holds {held}, not {expected}"
-            return refused(409, "part_type_mismatch", "Part type mismatch", detail)
-        case PartTwice(part):
-            detail = f"the commit names {_shown(part)} twice"
-            return refused(400, "part_repeated", "Part repeated", detail)
-        case _:
-            return rendering.appended(refusal)
-
-
-def _shown(part: Part) -> str:
-    return f"the part {access.without_scope(part.txn)}/{part.part}"
-
-
-def _at_item(response: Response, index: int) -> Response:
-    """A problem that says which append of a commit it is about."""
-    assert isinstance(response.body, bytes)
-    body: dict[str, Any] = msgspec.json.decode(response.body)
-    body["item"] = index
-    return Response(response.status, response.headers, msgspec.json.encode(body), response.block)
-
-
-def _staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Response:
-    match outcome:
-        case Staged():
-            shown = {
-                "txn": access.without_scope(upload.part.txn),
-                "part": upload.part.part,
-                "chunk": upload.ordinal,
-                "messages": outcome.messages,
-                "bytes": outcome.bytes,
-                "duplicate": outcome.repeated,
-            }
-            status = 200 if outcome.repeated else 201
-            headers = [(b"Content-Type", b"application/json")]
-            return Response(status, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
-        case ChunkConflict(detail):
-            return refused(409, "chunk_conflict", "Chunk conflict", detail)
-        case PartClosed(position):
-            return refused(
-                409,
-                "part_committed",
-                "Part committed",
-                f"the part was committed at position {position}: nothing can be added",
-            )
-        case TooManyParts(parts_max):
-            return refused(
-                429,
-                "too_many_parts",
-                "Too many parts",
-                f"at most {parts_max} parts wait at once (staged_parts_max)",
-                (b"Retry-After", b"60"),
-            )
-        case Failed() | Unknown():
-            return rendering.failed(outcome)
-
-
-def _unstaged(outcome: UnstageOutcome | Failed | Unknown) -> Response:
-    match outcome:
-        case PartDropped():
-            return Response(204, [], b"", BROWSER_BLOCK)
-        case PartMissing(part):
-            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
-            return refused(404, "part_missing", "No such part", detail)
-        case PartUsed():
-            return _item_refused(outcome)
-        case Failed() | Unknown():
-            return rendering.failed(outcome)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from fencepost.protocol.appends import (
@@ -64,7 +64,7 @@ class LargeDecision:
         decider: Decider,
         state: Connection,
         request: Commit,
-        slices: list[list[CommitItem]],
+        slices: Callable[[], Iterable[list[CommitItem]]],
         *,
         new_streams: int,
         writer: Writer | None,
@@ -75,6 +75,7 @@ class LargeDecision:
         self._slices = slices
         self._new_streams = new_streams
         self._writer = writer
+        self._count = 0
         self._messages = 0
         self._counts = Counts()
         self._now_ms = 0
@@ -92,7 +93,7 @@ class LargeDecision:
 
     def weigh(self) -> Iterator[None]:
         """Count the positions that the commit may need."""
-        for items in self._slices:
+        for items in self._slices():
             parts = [part for item in items for part in item.parts]
             if parts:
                 named = {"parts": json.dumps(parts)}
@@ -124,12 +125,13 @@ class LargeDecision:
     def slices(self) -> Iterator[None]:
         """Decide the appends; what each slice writes joins the open group."""
         at = 0
-        for number, items in enumerate(self._slices):
+        for items in self._slices():
             group = self._decide(items, at)
             if group is None:
                 return
             at += len(items)
-            self._write_down(number, group)
+            self._write_down(self._count, group)
+            self._count += 1
             yield
 
     def _decide(self, items: list[CommitItem], at: int) -> LedgerGroup | None:
@@ -215,7 +217,7 @@ class LargeDecision:
         too_fast = self._take_over()
         if too_fast is not None:
             return CommitRefused(0, too_fast)
-        return Decided(len(self._slices), answer, self._counts)
+        return Decided(self._count, answer, self._counts)
 
     def _take_over(self) -> TooFast | None:
         """Let principals stand as the commit leaves them, others' requests since included."""

@@ -29,8 +29,7 @@ class Held:
     def __init__(self, request: Commit, number: int) -> None:
         self.number = number
         """Its place among all that came since there is anything held."""
-        self.paths = {item.append.path for item in request.items}
-        self.parts = {part for item in request.items for part in item.parts}
+        self.paths, self.parts = request.names()
         self.writer = None if request.writer is None else request.writer.name
         self.key = None if request.key is None else (request.principal, request.key)
         self.views: dict[str, StreamInfo | Missing | SoftDeleted] = {}

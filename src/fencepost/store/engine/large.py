@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 from fencepost.protocol.commits import Commit, CommitItem, CommitOutcome, CommittedInSlices
 from fencepost.store.contract import Failed, Failure, Missing, Published, SoftDeleted, Unknown
+from fencepost.store.engine.collecting import paused_collector
 from fencepost.store.engine.copies import streams_at
 from fencepost.store.engine.database import Connection
 from fencepost.store.engine.deciding import Admitted, Decider
@@ -127,8 +128,9 @@ class LargeCommits:
 
     async def _run(self) -> None:
         try:
-            while self._queue:
-                await self._queue.popleft().run()
+            with paused_collector():
+                while self._queue:
+                    await self._queue.popleft().run()
         finally:
             self._task = None
 
@@ -147,6 +149,7 @@ class LargeCommit:
         self._held = held
         self._first = -1
         self._undoing = False
+        self._new_streams = 0
 
     async def run(self) -> None:
         """Carry it out, answer, and let those go on who waited."""
@@ -192,8 +195,8 @@ class LargeCommit:
             self._decider,
             self._host.committed_state,
             self._request,
-            list(cut(self._request.items, self._decider.settings.commit_slice_appends)),
-            new_streams=sum(isinstance(view, Missing) for view in self._held.views.values()),
+            lambda: cut(self._request.items, self._decider.settings.commit_slice_appends),
+            new_streams=self._new_streams,
             writer=admitted.writer,
         )
         for _ in decision.weigh():
@@ -246,6 +249,7 @@ class LargeCommit:
                 stream = None if entry is None else entry.stream
             if stream is None:
                 views[path] = Missing()
+                self._new_streams += 1
             else:
                 views[path] = SoftDeleted() if stream.soft_deleted else view_of(stream)
         return [stream.id for stream in found.values() if stream.forks_count]

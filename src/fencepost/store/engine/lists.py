@@ -32,7 +32,7 @@ class SqlLists:
 
     def __init__(self, readers: Readers[Any], holds: Holds | None = None) -> None:
         self._readers = readers
-        self._holds = holds or Holds()
+        self._holds = Holds() if holds is None else holds
 
     async def list_streams(
         self, glob: Glob | None, *, after: str, limit: int
