@@ -158,7 +158,7 @@ TABLES = [
     "large_slices",
 ]
 ONLY_POSTGRES: dict[str, dict[str, object]] = {
-    "counters": {"turn": 0, "next_chunk": 1, "last_subscription": 0},
+    "counters": {"turn": 0, "next_chunk": 1, "last_subscription": 0, "leader": ""},
     "producers": {"recent": b""},
 }
 

@@ -1,12 +1,12 @@
 -- What only servers that share a database need: turns to write, loading many records at once,
--- following each other's turns, and knowing each other.
+-- and following each other's turns.
 
 -- name: take_turn
 -- Waits for the lock. The clock is read outside, where the lock is held already.
 SELECT turn, next_position, next_stream, last_ms, next_chunk,
-       (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+       (extract(epoch FROM clock_timestamp()) * 1000)::bigint, leader
 FROM (
-    SELECT turn, next_position, next_stream, last_ms, next_chunk FROM counters FOR UPDATE
+    SELECT turn, next_position, next_stream, last_ms, next_chunk, leader FROM counters FOR UPDATE
 ) AS locked
 
 -- name: end_turn
@@ -25,13 +25,6 @@ FROM turns WHERE turn > $1 ORDER BY turn LIMIT $2
 
 -- name: last_turn
 SELECT turn, next_position - 1 FROM counters
-
--- name: drop_turns
--- Turns up to one that everybody has seen, or is too late to.
-DELETE FROM turns WHERE turn <= $1
-
--- name: drop_old_turns
-DELETE FROM turns WHERE turn IN (SELECT turn FROM turns WHERE at_ms <= $1 ORDER BY turn LIMIT $2)
 
 -- name: clock_ms
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
@@ -71,39 +64,3 @@ JOIN keys k ON k.stream = n.stream AND k.principal = n.principal AND k.key = n.k
 
 -- name: notify
 SELECT pg_notify($1, $2)
-
--- name: register_node
-INSERT INTO nodes (node, url, started_ms, seen_ms)
-SELECT $1, $2, now_ms, now_ms
-FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS clock
-ON CONFLICT (node) DO UPDATE SET
-    url = excluded.url, started_ms = excluded.started_ms, seen_ms = excluded.seen_ms, leads = false
-
--- name: see_node
--- A node says that it is still there; no row changes when it was forgotten.
-UPDATE nodes SET seen_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE node = $1
-
--- name: forget_node
-DELETE FROM nodes WHERE node = $1
-
--- name: forget_silent_nodes
--- Nodes that have said nothing for longer than so many milliseconds.
-DELETE FROM nodes
-WHERE seen_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1
-
--- name: list_nodes
-SELECT node, url, started_ms, seen_ms, leads FROM nodes ORDER BY node
-
--- name: try_lead
--- Whether this session now holds the lock of whoever leads; it goes with the session.
-SELECT pg_try_advisory_lock($1)
-
--- name: stop_leading
-SELECT pg_advisory_unlock($1)
-
--- name: note_leader
--- Call it with the lock held: from then on the others find this node.
-UPDATE nodes SET leads = (node = $1) WHERE leads <> (node = $1)
-
--- name: find_leader
-SELECT node, url FROM nodes WHERE leads

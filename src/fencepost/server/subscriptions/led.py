@@ -1,0 +1,156 @@
+"""Subscriptions of a node among several: the leader has the engine, the others pass requests on.
+
+Leases, retries and webhooks have one owner at a time, so the engine lives on the node that leads,
+from the moment that it has loaded what is stored until it leads no more. Every node takes requests.
+One that does not lead hands them to the one that does; while nobody does, which lasts about as long
+as it takes to notice, they wait for a moment, and are then told to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fencepost.server.forwarding import (
+    Forwarding,
+    UnansweredError,
+    UnreachableError,
+    restore,
+    was_forwarded,
+)
+from fencepost.server.handlers.rendering import failed
+from fencepost.server.http import Answer, Request, Response
+from fencepost.server.subscriptions.bodies import error
+from fencepost.server.subscriptions.handlers import JWKS, ROOT, SUBSCRIPTIONS, show_keys
+from fencepost.server.subscriptions.opening import Parts, Subscriptions
+from fencepost.server.subscriptions.outcomes import Counts
+from fencepost.server.subscriptions.registry import Registry
+from fencepost.store.contract import Unknown
+
+if TYPE_CHECKING:
+    from fencepost.store.postgres.leading import Leading
+    from fencepost.store.postgres.subscriptions import PostgresSubscriptions
+
+log = logging.getLogger(__name__)
+
+LEADER_MS_MAX = 3_000
+"""How long a request waits for somebody to lead."""
+LOOK_S = 0.05
+"""How often it looks meanwhile."""
+RETRY_AFTER_S = 1
+
+
+class _Led(NamedTuple):
+    """What the leader has for one term."""
+
+    store: PostgresSubscriptions
+    parts: Subscriptions
+
+
+class LedSubscriptions:
+    """Takes every request below the reserved prefix, on whichever node it arrives."""
+
+    def __init__(self, leading: Leading, parts: Parts) -> None:
+        self._leading = leading
+        self._parts = parts
+        self._forwarding = Forwarding()
+        self._led: _Led | None = None
+        self.counts = Counts()
+        self.background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+        """What runs besides leading: nothing."""
+        leading.subscribe = self.lead
+
+    # The leader's part
+
+    async def lead(self, store: PostgresSubscriptions) -> None:
+        """Have the engine until cancelled."""
+        await store.prepare()
+        made = self._parts.make(store, self.counts)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(store.follow())
+                group.create_task(made.engine.run())
+                self._led = _Led(store, made)
+                self._leading.first_look.set()
+        finally:
+            self._led = None
+
+    @property
+    def registry(self) -> Registry:
+        """All subscriptions on the leader; none elsewhere."""
+        return Registry() if self._led is None else self._led.parts.engine.registry
+
+    @property
+    def deliveries_count(self) -> int:
+        """Webhook requests under way from here."""
+        return 0 if self._led is None else self._led.parts.engine.deliveries_count
+
+    async def drain(self, seconds_max: float) -> None:
+        """Start no more deliveries, and wait for those under way."""
+        if self._led is not None:
+            await self._led.parts.engine.drain(seconds_max)
+
+    async def close(self) -> None:
+        await self._forwarding.close()
+        await self._parts.webhooks.close()
+
+    # Requests
+
+    def handle(self, request: Request) -> Awaitable[Answer] | None:
+        if not request.path.startswith(ROOT):
+            return None
+        path = request.path[len(ROOT) :]
+        if path == JWKS:
+            return show_keys(request, self._parts.signing)
+        return self._answer(request) if path.startswith(SUBSCRIPTIONS) else None
+
+    async def _answer(self, request: Request) -> Answer:
+        clock = self._parts.clock
+        until_ms = clock.monotonic_ms() + LEADER_MS_MAX
+        while True:
+            if self._led is not None:
+                return await self._answer_here(request, self._led)
+            url = self._leader_url()
+            if url is not None:
+                if was_forwarded(request):
+                    return _no_leader()
+                try:
+                    return await self._forwarding.forward(request, url)
+                except UnreachableError as problem:
+                    log.info("the node that leads is not reached: %s", problem)
+                except UnansweredError as problem:
+                    log.warning("the node that leads did not answer: %s", problem)
+                    return failed(Unknown())
+            if clock.monotonic_ms() >= until_ms:
+                return _no_leader()
+            self._leading.poke()
+            await asyncio.sleep(LOOK_S)
+
+    def _leader_url(self) -> str | None:
+        """Where another node leads that can be reached."""
+        leader = self._leading.leader
+        if leader is None or leader.node == self._leading.node:
+            return None
+        return leader.url or None
+
+    async def _answer_here(self, request: Request, led: _Led) -> Answer:
+        restore(request)
+        behind = await led.store.caught_up()
+        if behind is not None:
+            return failed(behind)
+        work = led.parts.handlers.handle(request)
+        assert work is not None, "the path was looked at before"
+        return await work
+
+
+def _no_leader() -> Response:
+    answer = error(
+        503,
+        "NO_LEADER",
+        "no node leads at the moment, or the one that does cannot be reached from here:"
+        " nothing was changed, retry the same request",
+    )
+    answer.headers.append((b"Retry-After", b"%d" % RETRY_AFTER_S))
+    return answer

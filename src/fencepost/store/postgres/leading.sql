@@ -1,0 +1,70 @@
+-- Nodes that share a database: knowing each other, and which of them leads.
+
+-- name: register_node
+-- A node says that it is there, and where.
+INSERT INTO nodes (node, url, started_ms, seen_ms)
+SELECT $1, $2, now_ms, now_ms
+FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS clock
+ON CONFLICT (node) DO UPDATE SET url = excluded.url, seen_ms = excluded.seen_ms
+RETURNING started_ms
+
+-- name: forget_node
+DELETE FROM nodes WHERE node = $1 RETURNING node
+
+-- name: forget_silent_nodes
+-- Nodes that have said nothing for longer than so many milliseconds.
+DELETE FROM nodes
+WHERE seen_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1
+
+-- name: any_silent_node
+SELECT 1 FROM nodes
+WHERE seen_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1
+LIMIT 1
+
+-- name: list_nodes
+SELECT node, url, started_ms, seen_ms FROM nodes ORDER BY node
+
+-- name: try_lead
+-- Whether this session now holds the lock of whoever leads; it goes with the session.
+SELECT pg_try_advisory_lock($1)
+
+-- name: stop_leading
+SELECT pg_advisory_unlock($1)
+
+-- name: end_idle_session
+-- A node that is stopped keeps its connections: the database has to end this one by itself.
+SELECT set_config('idle_session_timeout', $1, false)
+
+-- name: take_lead
+-- In a turn.
+UPDATE counters SET leader = $1
+
+-- name: leave_lead
+-- In a turn; nothing changes when another node leads by now.
+UPDATE counters SET leader = '' WHERE leader = $1
+
+-- name: find_leader
+SELECT n.node, n.url FROM counters c JOIN nodes n ON n.node = c.leader
+
+-- name: leads
+-- Whether a node leads: under the lock of a turn this cannot change.
+SELECT 1 FROM counters WHERE leader = $1
+
+-- name: find_followed
+-- How far the subscriptions have followed, and how far there is to follow.
+SELECT f.turn, c.turn FROM followed f, counters c
+
+-- name: save_followed
+UPDATE followed SET turn = $1 WHERE turn < $1
+
+-- name: any_old_turn
+-- Whether the oldest turn is of long ago, and followed.
+SELECT 1 FROM (SELECT turn, at_ms FROM turns ORDER BY turn LIMIT 1) AS oldest
+WHERE at_ms <= $1 AND turn <= $2
+
+-- name: drop_old_turns
+-- Some turns of long ago that the subscriptions have followed.
+DELETE FROM turns WHERE turn IN (
+    SELECT turn FROM (SELECT turn, at_ms FROM turns ORDER BY turn LIMIT $3) AS oldest
+    WHERE at_ms <= $1 AND turn <= $2
+)

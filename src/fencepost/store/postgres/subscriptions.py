@@ -1,0 +1,368 @@
+"""Subscriptions on the shared store, for one term of the node that leads.
+
+The engine decides on its own state in memory; what it writes in one stretch on the event loop goes
+into one turn, behind the question whether this node still leads. When that fails in whatever way,
+the engine's state is void: the term ends, and the next one loads what is really there.
+
+Of streams that were made, ended or written to the engine hears from the turns of all nodes alike,
+in their order, this node's included. How far it has followed is stored by the upkeep, so that the
+next leader misses none; hearing of a stream twice does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from fencepost.clock import Clock
+from fencepost.protocol.appends import Append, Appended
+from fencepost.protocol.offsets import START
+from fencepost.protocol.subscriptions import Link, Subscription
+from fencepost.store.contract import (
+    Failed,
+    Failure,
+    LiveStream,
+    Published,
+    StoreAwayError,
+    Watcher,
+)
+from fencepost.store.engine import records, subscribed
+from fencepost.store.engine.database import Row
+from fencepost.store.engine.deciding import Decider
+from fencepost.store.engine.ledger import view_of
+from fencepost.store.postgres.database import PostgresConnection
+from fencepost.store.postgres.feed import TURNS_PER_LOOK_MAX, Turn
+from fencepost.store.postgres.ledger import Needs
+from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.postgres.terms import Term
+
+log = logging.getLogger(__name__)
+
+CATCH_UP_S_MAX = 10.0
+"""How long a request may wait for the engine to hear of what was written before it."""
+
+Answer = Callable[[Failure | None], None]
+
+
+async def secret(store: PostgresStore, name: str, fresh: bytes) -> bytes:
+    """The secret called `name` that all nodes share: the stored one, else `fresh`, stored now."""
+
+    def find(connection: PostgresConnection) -> list[Row]:
+        return connection.fetch("find_secret", (name,))
+
+    def save(decider: Decider) -> None:
+        decider.group.statements.append(("save_secret", (name, fresh, decider.tick())))
+
+    rows = await store.readers.run(find)
+    if not rows:
+        await store.decide(save)
+        # Another node may have been first.
+        rows = await store.readers.run(find)
+    [(value,)] = rows
+    return bytes(value)
+
+
+class _Stretch:
+    """What was written in one stretch on the event loop, and who waits for it."""
+
+    __slots__ = ("announced", "answers", "statements")
+
+    def __init__(self) -> None:
+        self.statements: list[tuple[str, Row]] = []
+        self.announced: list[tuple[str, bytes]] = []
+        self.answers: list[Answer] = []
+
+    def needs(self, needs: Needs) -> None:
+        needs.paths.update(path for path, _ in self.announced)
+
+    def decide(self, decider: Decider) -> None:
+        decider.group.statements += self.statements
+        for path, event in self.announced:
+            _announce(decider, path, event)
+
+
+class PostgresSubscriptions:
+    """The `SubscriptionStore` of one term. `prepare` it, give it to an engine, then `follow`."""
+
+    def __init__(self, term: Term, clock: Clock) -> None:
+        self._term = term
+        self._store = term.store
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._open = _Stretch()
+        self._is_scheduled = False
+        self._under_way = 0
+        self._loaded: tuple[list[Subscription], int] = ([], 1)
+        self._expected: dict[str, LiveStream] = {}
+        self._paths: dict[int, str] = {}  # of the streams that links are to
+        self._watcher: Watcher | None = None
+        self._published: Callable[[Sequence[Published]], None] = _ignore
+        self.followed = -1
+        """The newest turn that the engine was told of."""
+        self._behind = asyncio.Event()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    # Loading
+
+    async def prepare(self) -> None:
+        """Read everything that `load` returns."""
+        rows, links, last, followed = await self._store.readers.run(_load)
+        [(self.followed, _)] = followed
+        found = subscribed.subscriptions_from_rows(rows, links)
+        self._loaded = (found, last[0][0] + 1 if last else 1)
+        for subscription in found:
+            for link in subscription.links.values():
+                self._note(link)
+
+    def load(self) -> tuple[list[Subscription], int]:
+        return self._loaded
+
+    async def expect(self, paths: Iterable[str]) -> None:
+        asked = list(paths)
+        rows: list[Row] = []
+        if asked:
+            rows = await self._store.readers.run(
+                lambda connection: connection.fetch("find_streams", (asked,))
+            )
+        live = [row for row in rows if row[2] == records.LIVE]
+        streams = [records.stream_from_row(row)[0] for row in live]
+        self._expected = {one.path: LiveStream(one.path, one.id, one.tail) for one in streams}
+
+    def find_stream(self, path: str) -> LiveStream | None:
+        return self._expected.get(path)
+
+    async def live_streams(
+        self, prefix: tuple[str, ...], matches: Callable[[str], bool]
+    ) -> list[LiveStream]:
+        return await self._store.readers.run(
+            partial(subscribed.live_streams, prefix=prefix, matches=matches)
+        )
+
+    async def secret(self, name: str, fresh: bytes) -> bytes:
+        return await secret(self._store, name, fresh)
+
+    def tick(self) -> int:
+        return max(self._clock.now_ms(), self._store.turns.now_ms)
+
+    # Writing: all of a stretch goes into one turn
+
+    def _write(self, query: str, *values: object) -> None:
+        self._open.statements.append((query, values))
+        self._stir()
+
+    def _stir(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._submit)
+
+    def _submit(self) -> None:
+        stretch, self._open = self._open, _Stretch()
+        self._is_scheduled = False
+        self._under_way += 1
+        needs = stretch.needs if stretch.announced else None
+        self._term.submit(stretch.decide, partial(self._told, stretch), needs)
+
+    def _told(self, stretch: _Stretch, outcome: object) -> None:
+        self._under_way -= 1
+        failure = outcome if isinstance(outcome, Failure) else None
+        if failure is not None:
+            # Whatever is decided from here on stands on something that may not have happened.
+            self._term.end("what it wrote could not be stored")
+        for answer in stretch.answers:
+            try:
+                answer(failure)
+            except Exception:
+                log.exception("a subscription could not be told what became of a write")
+
+    def insert(self, subscription: Subscription) -> None:
+        self._write("insert_subscription", *subscribed.subscription_columns(subscription))
+        for link in subscription.links.values():
+            self.save_link(subscription, link)
+
+    def save_wake(self, subscription: Subscription) -> None:
+        self._write("save_wake", *subscribed.wake_columns(subscription.wake), subscription.id)
+
+    def delete(self, subscription: Subscription) -> None:
+        self._write("delete_subscription", subscription.id)
+        self._write("delete_links", subscription.id)
+
+    def save_link(self, subscription: Subscription, link: Link) -> None:
+        self._note(link)
+        self._write("save_link", *subscribed.link_columns(subscription, link))
+
+    def delete_link(self, subscription: Subscription, path: str) -> None:
+        self._write("delete_link", subscription.id, path)
+
+    def announce(self, path: str, event: bytes) -> bool:
+        """Append an event in the turn of the wake; whether the stream takes it shows there.
+
+        When it does not, nobody has to try again: a stream that is gone or closed takes no event
+        before it is made anew, and then the engine announces its wakes again.
+        """
+        self._open.announced.append((path, event))
+        self._stir()
+        return True
+
+    def after(self, answer: Answer) -> None:
+        self._open.answers.append(answer)
+        self._stir()
+
+    async def durable(self) -> Failure | None:
+        told: asyncio.Future[Failure | None] = self._loop.create_future()
+
+        def answer(failure: Failure | None) -> None:
+            if not told.done():
+                told.set_result(failure)
+
+        self.after(answer)
+        return await told
+
+    # Following the turns of all nodes
+
+    def watch(self, watcher: Watcher, published: Callable[[Sequence[Published]], None]) -> None:
+        self._watcher = watcher
+        self._published = published
+
+    async def follow(self) -> None:
+        """Tell the engine of every turn, in order, until cancelled."""
+        feed = self._store.feed
+        poll_s = self._term.settings.poll_interval_ms / 1000
+        feed.on_turn = self._turned
+        try:
+            while True:
+                self._behind.clear()
+                try:
+                    await self._catch_up()
+                except StoreAwayError as error:
+                    log.warning("the subscriptions cannot follow: %s", error)
+                try:
+                    async with asyncio.timeout(poll_s):
+                        await self._behind.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            if feed.on_turn == self._turned:
+                feed.on_turn = _ignore_turn
+            self._watcher = None
+            for _, waiting in self._waiting:
+                waiting.cancel()
+
+    async def _catch_up(self) -> None:
+        """Read the turns that the feed will not tell: those before it began, or was heard."""
+        while True:
+            turns, rows = await self._store.readers.run(partial(_turns, self.followed))
+            by_id = {row[0]: row for row in rows}
+            if turns and turns[0].turn > self.followed + 1:
+                log.error("turns %d to %d are gone", self.followed + 1, turns[0].turn - 1)
+                self.followed = turns[0].turn - 1
+            for turn in turns:
+                # The feed may have come by meanwhile.
+                if turn.turn == self.followed + 1:
+                    self._tell(turn, by_id)
+            if len(turns) < TURNS_PER_LOOK_MAX:
+                return
+
+    def _turned(self, turn: Turn, rows: Sequence[Row]) -> None:
+        if turn.turn == self.followed + 1:
+            self._tell(turn, {row[0]: row for row in rows})
+        elif turn.turn > self.followed:
+            self._behind.set()
+
+    def _tell(self, turn: Turn, by_id: dict[int, Row]) -> None:
+        """What happened in a turn, given its streams as they are by now."""
+        watcher = self._watcher
+        if watcher is not None and not self._term.over.is_set():
+            for stream_id in turn.created:
+                row = by_id.get(stream_id)
+                # One that is gone already is not worth a link.
+                if row is not None and row[2] == records.LIVE:
+                    stream, _ = records.stream_from_row(row)
+                    start = START if stream.fork is None else stream.fork.at
+                    watcher.created(stream_id, stream.path, start)
+            for stream_id in turn.removed:
+                # Its row may be purged by now, but then it is known from its links.
+                row = by_id.get(stream_id)
+                path = self._paths.pop(stream_id, None) if row is None else row[1]
+                if path is not None:
+                    watcher.removed(stream_id, path)
+            self._published([_published(by_id[one]) for one in turn.streams if one in by_id])
+        self.followed = turn.turn
+        while self._waiting and self._waiting[0][0] <= self.followed:
+            _, waiting = self._waiting.pop(0)
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _note(self, link: Link) -> None:
+        if link.stream_id is not None:
+            self._paths[link.stream_id] = link.path
+
+    async def caught_up(self) -> Failure | None:
+        """Wait until the engine knows of everything that any node has written before this."""
+        [(turn, _)] = await self._store.readers.run(
+            lambda connection: connection.fetch("last_turn")
+        )
+        if self.followed >= turn:
+            return None
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((turn, waiting))
+        self._waiting.sort(key=lambda pair: pair[0])
+        try:
+            async with asyncio.timeout(CATCH_UP_S_MAX):
+                await asyncio.wait([waiting])
+        except TimeoutError:
+            return Failed(full=False)
+        return Failed(full=False) if waiting.cancelled() else None
+
+    async def followed_durably(self) -> int | None:
+        """The turn up to which everything that it led to is stored."""
+        turn = self.followed
+        if self._under_way or self._is_scheduled:
+            failure = await self.durable()
+            if failure is not None:
+                return None
+        return None if self._term.over.is_set() else turn
+
+
+def _load(connection: PostgresConnection) -> tuple[list[Row], list[Row], list[Row], list[Row]]:
+    with connection:
+        return (
+            connection.fetch("load_subscriptions"),
+            connection.fetch("load_links"),
+            connection.fetch("last_subscription"),
+            connection.fetch("find_followed"),
+        )
+
+
+def _turns(after: int, connection: PostgresConnection) -> tuple[list[Turn], list[Row]]:
+    """The next turns, and their streams as they are by now."""
+    turns = [Turn(*row) for row in connection.fetch("turns_after", (after, TURNS_PER_LOOK_MAX))]
+    ids = list({stream for turn in turns for stream in turn.streams})
+    return turns, connection.fetch("streams_of_turns", (ids,)) if ids else []
+
+
+def _announce(decider: Decider, path: str, event: bytes) -> None:
+    entry = decider.alive(path, decider.tick())
+    outcome: Any = None
+    if entry is not None and not entry.stream.soft_deleted:
+        stream = entry.stream
+        batch = subscribed.event_batch(stream, event)
+        outcome = decider.append(Append(path, batch, stream.media_type))
+    if not isinstance(outcome, Appended):
+        log.warning("the wake stream %s takes no appends: make it, and wakes go there", path)
+
+
+def _published(row: Row) -> Published:
+    stream, _ = records.stream_from_row(row)
+    info = view_of(stream)
+    return Published(info, info.tail, None, gone=row[2] != records.LIVE)
+
+
+def _ignore(_changes: Sequence[Published]) -> None:
+    """Nobody follows yet."""
+
+
+def _ignore_turn(_turn: Turn, _rows: Sequence[Row]) -> None:
+    """Nobody follows any more."""

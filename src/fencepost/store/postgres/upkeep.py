@@ -1,0 +1,67 @@
+"""Upkeep of the shared store, done by the node that leads: what every store needs, and forgetting
+turns of long ago and nodes that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+
+from fencepost.clock import Clock
+from fencepost.store.engine.upkeeping import Upkeep
+from fencepost.store.postgres.database import PostgresConnection
+from fencepost.store.postgres.terms import Term
+
+TURNS_PER_SWEEP_MAX = 10_000
+
+
+class Followed(Protocol):
+    """Who has to know of every turn before it may go."""
+
+    async def followed_durably(self) -> int | None:
+        """The turn up to which nothing has to be told again; None when that is not known."""
+        ...
+
+
+class PostgresUpkeep(Upkeep):
+    """The background jobs of one term."""
+
+    def __init__(self, term: Term, clock: Clock, followed: Followed) -> None:
+        super().__init__(term, clock)
+        self._term = term
+        self._followed = followed
+        self._saved = -1
+
+    @property
+    def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
+        return (*super().jobs, self.follow, self.drop_turns, self.forget_nodes)
+
+    async def follow(self) -> None:
+        """Write down how far the subscriptions have followed: the next leader goes on there."""
+        turn = await self._followed.followed_durably()
+        if turn is not None and turn > self._saved:
+            await self._term.between_commits(partial(_save_followed, turn))
+            self._saved = turn
+
+    async def drop_turns(self) -> int:
+        """Forget turns that are older than they have to be kept."""
+        before_ms = self._clock.now_ms() - self._term.settings.turns_kept_s * 1000
+        if not await self._fetch("any_old_turn", before_ms, self._saved):
+            return 0
+        values = (before_ms, self._saved, TURNS_PER_SWEEP_MAX)
+        return await self._term.between_commits(
+            lambda connection: connection.execute("drop_old_turns", values)
+        )
+
+    async def forget_nodes(self) -> int:
+        """Forget nodes that have been silent for long: they come back by themselves."""
+        silent_ms = self._term.settings.node_silence_ms
+        if not await self._fetch("any_silent_node", silent_ms):
+            return 0
+        return await self._term.between_commits(
+            lambda connection: connection.execute("forget_silent_nodes", (silent_ms,))
+        )
+
+
+def _save_followed(turn: int, connection: PostgresConnection) -> None:
+    connection.execute("save_followed", (turn,))
