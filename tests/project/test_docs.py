@@ -22,6 +22,8 @@ import pytest
 
 from fencepost.cli import settings as loading
 from fencepost.cli.settings import TABLES
+from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import StoreSettings
 from tests.serving import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -156,18 +158,31 @@ _SETTING = re.compile(
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_settings_page_has_every_setting_with_its_default(table: str) -> None:
-    page = (ROOT / "docs/reference/settings.md").read_text()
-    _, _, section = page.partition(f"\n## [{table}]\n")
-    section = section.partition("\n## ")[0]
-    shown = {
-        name: (tomllib.loads(f"it = {default.strip('`')}")["it"] if default else None, variable)
-        for name, default, variable in _SETTING.findall(section)
-    }
-
-    assert shown == {
+    assert shown_in(f"[{table}]") == {
         field.name: (plain(field.default), f"FENCEPOST_{table}_{field.name}".upper())
         for field in fields(TABLES[table])
         if field.name == "folder" or field.name not in loading._COMPOSED
+    }
+
+
+def test_the_settings_page_has_what_only_postgresql_has() -> None:
+    common = {field.name for field in fields(StoreSettings)}
+
+    assert shown_in("[store] on PostgreSQL") == {
+        field.name: (plain(field.default), f"FENCEPOST_STORE_{field.name}".upper())
+        for field in fields(PostgresSettings)
+        if field.name not in common
+    }
+
+
+def shown_in(heading: str) -> dict[str, tuple[object, str]]:
+    """The settings in one section of the page, with their defaults and variables."""
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    _, _, section = page.partition(f"\n## {heading}\n")
+    section = section.partition("\n## ")[0]
+    return {
+        name: (tomllib.loads(f"it = {default.strip('`')}")["it"] if default else None, variable)
+        for name, default, variable in _SETTING.findall(section)
     }
 
 
