@@ -71,8 +71,8 @@ OPTIONS: dict[str, Any] = {
 PLANNING = {
     # Compiling would take longer than any of our queries.
     "jit": "off",
-    # Every query is written for an index, and is planned once. A plan that was good for the few rows
-    # of the beginning would go on reading whole tables when they have grown.
+    # Every query is written for an index, and is planned once. A plan that was good for the few
+    # rows of the beginning would go on reading whole tables when they have grown.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
