@@ -227,8 +227,14 @@ def work(plan: Plan, number: int, say: Connection) -> None:
         sentence = sentence_for(error, plan.store, plan.host, plan.port)
         if sentence is None:
             raise
-        say.send(sentence)
+        _tell(say, sentence)
         raise SystemExit(1) from None
+
+
+def _tell(say: Connection, message: str) -> None:
+    """Say something to the parent, which may have had enough of this worker, or be gone."""
+    with suppress(OSError):
+        say.send(message)
 
 
 async def _work(plan: Plan, number: int, say: Connection) -> None:
@@ -245,9 +251,9 @@ async def _work(plan: Plan, number: int, say: Connection) -> None:
         host=plan.host,
         port=plan.port,
         stop=stop,
-        ready=lambda _: say.send(""),
+        ready=lambda _: _tell(say, ""),
         migrate=plan.migrate,
-        worker=Worker(number, base + number - 1 if base else None),
+        worker=Worker(number, base + number - 1 if base else 0),
     )
 
 

@@ -23,9 +23,15 @@ from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings, Opened, open_store
-from fencepost.server.subscriptions.opening import open_subscriptions
+from fencepost.server.subscriptions.engine import Readers
+from fencepost.server.subscriptions.led import LedSubscriptions
+from fencepost.server.subscriptions.opening import open_parts
+from fencepost.server.subscriptions.own import OwnSubscriptions
 
 log = logging.getLogger(__name__)
+
+LEADER_S_MAX = 5.0
+"""How long a start waits for somebody to lead; requests can wait for that as well."""
 
 
 class Assembly:
@@ -38,6 +44,7 @@ class Assembly:
         self.clock = clock
         self.metrics = Metrics(opened)
         self.app: Application
+        self._subscriptions: OwnSubscriptions | LedSubscriptions
         self._background: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -70,37 +77,62 @@ class Assembly:
             audit = Audit(store, opened.join, refusals_per_s=settings.auth.audit_refusals_per_s)
             await audit.open()
             store.decider.claims.auditor = audit.note
-            secret = await opened.subscriptions.secret(SEAL_SECRET, clock.token(32))
+            secret = await opened.secret(SEAL_SECRET, clock.token(32))
             seal = Seal(secret, clock)
             self.metrics.watch_auth(gate.auth, audit)
-        self._engine, reserved, self._webhooks = await open_subscriptions(
-            opened.subscriptions,
-            clock,
-            settings.subscriptions,
-            settings.limits,
-            on_loopback=on_loopback,
-            readers=None if gate is None else gate.readers,
+        self._subscriptions = await self._open_subscriptions(
+            None if gate is None else gate.readers, on_loopback=on_loopback
         )
+        self.metrics.watch_subscriptions(self._subscriptions)
         self._logs = Logs(opened.logs, store.listen, clock, settings)
         handlers = (
             Operations(store, self.metrics).handle,
             OpenApi().handle,
-            reserved.handle,
+            self._subscriptions.handle,
             self._logs.handle,
             Lists(opened.lists, settings, seal).handle,
             Writers(store, opened.lists, settings).handle,
         )
         self.app = Application(store, clock, settings, extras=handlers, gate=gate)
         self.metrics.watch(self.app.tails)
-        self.metrics.watch_subscriptions(self._engine)
-        for work in (*opened.background, self._engine.run):
-            self._background.append(asyncio.create_task(work()))
+        self._background += [asyncio.create_task(work()) for work in opened.background]
+
+    async def _open_subscriptions(
+        self, readers: Readers | None, *, on_loopback: bool
+    ) -> OwnSubscriptions | LedSubscriptions:
+        settings, opened = self.settings, self.opened
+        leading = opened.leading
+        parts = await open_parts(
+            opened.secret,
+            self.clock if leading is None else leading.clock,
+            settings.subscriptions,
+            settings.limits,
+            on_loopback=on_loopback,
+            readers=readers,
+        )
+        if leading is not None:
+            return LedSubscriptions(leading, parts)
+        assert opened.subscriptions is not None
+        own = OwnSubscriptions(parts.make(opened.subscriptions))
+        self._background.append(asyncio.create_task(own.run()))
+        return own
+
+    async def reached_at(self, url: str) -> None:
+        """Tell the other servers of the store where this one is, and see who of them leads."""
+        leading = self.opened.leading
+        if leading is None:
+            return
+        leading.url = url
+        leading.poke()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEADER_S_MAX):
+                await leading.first_look.wait()
 
     async def drain(self) -> None:
         """Tell everyone who waits to come back, and finish the deliveries under way."""
         self.app.stop_waiting()
         self._logs.stop_waiting()
-        await self._engine.drain(self.settings.drain_ms / 1000)
+        await self._subscriptions.drain(self.settings.drain_ms / 1000)
 
     async def close(self) -> None:
         """Commit what was decided and let go of the store. Raises when it had failed."""
@@ -108,7 +140,7 @@ class Assembly:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self._webhooks.close()
+        await self._subscriptions.close()
         await self.app.close()
         failure = self.store.failure
         await self.store.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -20,7 +21,8 @@ from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
 from fencepost.server.front import HttpCounters
 from fencepost.server.stores import Opened
-from fencepost.server.subscriptions.engine import Engine
+from fencepost.server.subscriptions.outcomes import Counts
+from fencepost.server.subscriptions.registry import Registry
 from fencepost.server.tails import Tails
 from fencepost.store.engine.deciding import Decider
 
@@ -52,6 +54,19 @@ class Histogram:
         return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self.total)
 
 
+class Subscribed(Protocol):
+    """Subscriptions as far as they are counted."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def counts(self) -> Counts: ...
+
+    @property
+    def deliveries_count(self) -> int: ...
+
+
 class Metrics:
     """What `/metrics` shows."""
 
@@ -59,7 +74,7 @@ class Metrics:
         self._stats = opened.stats
         self._decider = opened.store.decider
         self._tails: Tails | None = None
-        self._engine: Engine | None = None
+        self._subscriptions: Subscribed | None = None
         self._http: HttpCounters | None = None
         self.worker: int | None = None
         """Which of several workers this is; each has metrics of its own."""
@@ -74,8 +89,8 @@ class Metrics:
     def watch(self, tails: Tails) -> None:
         self._tails = tails
 
-    def watch_subscriptions(self, engine: Engine) -> None:
-        self._engine = engine
+    def watch_subscriptions(self, subscriptions: Subscribed) -> None:
+        self._subscriptions = subscriptions
 
     def watch_auth(self, auth: Auth, audit: Audit) -> None:
         self._auth = (auth, audit)
@@ -111,7 +126,9 @@ class Metrics:
             "fencepost_fsync_seconds", "Time of its COMMIT alone, which is the fsync of the log"
         )
         for name, value in self._stats().items():
-            yield _gauge(f"fencepost_store_{name}", f"The store's {name.replace('_', ' ')}", value)
+            text = f"The store's {name.removesuffix('_total').replace('_', ' ')}"
+            kind = _counter if name.endswith("_total") else _gauge
+            yield kind(f"fencepost_store_{name}", text, value)
         if self.worker is not None:
             info = GaugeMetricFamily("fencepost_worker_info", "Which worker", labels=("worker",))
             info.add_metric((str(self.worker),), 1)
@@ -120,8 +137,8 @@ class Metrics:
             yield _gauge(
                 "fencepost_waiters", "Long-polls and SSE readers", self._tails.readers_count
             )
-        if self._engine is not None:
-            yield from _subscription_families(self._engine)
+        if self._subscriptions is not None:
+            yield from _subscription_families(self._subscriptions)
         if self._http is not None:
             yield from _http_families(self._http)
         if self._auth is not None:
@@ -136,11 +153,12 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _subscription_families(engine: Engine) -> Iterator[Metric]:
-    yield _gauge("fencepost_subscriptions", "Subscriptions", len(engine.registry))
-    counts = engine.counts
+def _subscription_families(subscriptions: Subscribed) -> Iterator[Metric]:
+    yield _gauge("fencepost_subscriptions", "Subscriptions", len(subscriptions.registry))
+    counts = subscriptions.counts
     yield _counter("fencepost_subscription_wakes", "Wakes issued", counts.wakes)
-    yield _gauge("fencepost_webhooks_under_way", "Webhooks waited for", engine.deliveries_count)
+    under_way = subscriptions.deliveries_count
+    yield _gauge("fencepost_webhooks_under_way", "Webhooks waited for", under_way)
     yield _counter("fencepost_webhook_deliveries", "Webhooks that took a wake", counts.delivered)
     yield _counter("fencepost_webhook_failures", "Webhook attempts that failed", counts.undelivered)
     yield _counter("fencepost_subscription_claims", "Leases given to workers", counts.claims)

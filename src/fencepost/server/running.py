@@ -7,13 +7,15 @@ requests in flight are finished, then the store commits and closes.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
 from fencepost.clock import Clock
 from fencepost.server.assembly import Assembly
-from fencepost.server.listening import serve
+from fencepost.server.listening import Listening, serve
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings
 from fencepost.server.subscriptions.guard import is_loopback
@@ -25,7 +27,7 @@ class Worker(NamedTuple):
     """One of several processes on one port: its number, and the port that it has to itself."""
 
     number: int
-    port: int | None
+    port: int
 
 
 async def run(
@@ -51,8 +53,9 @@ async def run(
         assembly.metrics.count(listening[0].counters)
         if worker is not None:
             assembly.metrics.worker = worker.number
-            if worker.port is not None:
-                listening.append(await serve(app, http, host=host, port=worker.port, clock=clock))
+            listening.append(await _serve_alone(assembly, host, worker))
+            log.info("worker %d is at %s", worker.number, url_of(host, listening[1].port))
+        await assembly.reached_at(url_of(node_host(settings, host), listening[-1].port))
         ready(url_of(host, listening[0].port))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait((stopped, assembly.store.failure), return_when=asyncio.FIRST_COMPLETED)
@@ -62,6 +65,27 @@ async def run(
         await asyncio.gather(assembly.drain(), *(one.drain(drain_s) for one in listening))
     finally:
         await assembly.close()
+
+
+async def _serve_alone(assembly: Assembly, host: str, worker: Worker) -> Listening:
+    """Listen where only this worker is asked."""
+    http, clock = assembly.settings.http, assembly.clock
+    try:
+        return await serve(assembly.app, http, host=host, port=worker.port, clock=clock)
+    except OSError as error:
+        what = f"worker {worker.number} needs the port {worker.port} of its own (worker_port)"
+        raise OSError(error.errno, f"{what}: {error.strerror}") from error
+
+
+def node_host(settings: ServerSettings, host: str) -> str:
+    """Under which name other servers reach this one."""
+    if settings.node_host:
+        return settings.node_host
+    try:
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = host == ""
+    return socket.gethostname() if everywhere else host
 
 
 def url_of(host: str, port: int) -> str:

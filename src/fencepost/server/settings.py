@@ -194,6 +194,10 @@ class ServerSettings:
     drain_ms: int = 10_000
     """How long a stopping server waits for requests in flight."""
 
+    node_host: str = ""
+    """The name of this machine for other servers on the same database; they pass requests on to the
+    one of them that leads. Empty: the address it listens on, or what the machine calls itself."""
+
     worker_port: int = 0
     """With several workers: the first has this port to itself beside the shared one, the second the
-    next, and so on, so that each can be asked for its own metrics. 0: none has."""
+    next, and so on, so that each can be asked for its own metrics. 0: the system picks them."""

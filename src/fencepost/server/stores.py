@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fencepost.clock import Clock
+from fencepost.clock import Clock, SystemClock
 from fencepost.protocol.appends import Append
 from fencepost.protocol.limits import Limits
 from fencepost.store.contract import Store, StoreAwayError, SubscriptionStore
@@ -31,6 +32,9 @@ from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
+
+if TYPE_CHECKING:
+    from fencepost.store.postgres.leading import Leading
 
 AnyStoreSettings = SqliteSettings | PostgresSettings
 """Their kind says which engine to open."""
@@ -67,7 +71,12 @@ class Opened:
     store: ServedStore
     logs: LogStore
     lists: ListStore
-    subscriptions: SubscriptionStore
+    subscriptions: SubscriptionStore | None
+    """Where they are kept; None where several servers share the store."""
+    leading: Leading | None = None
+    """There this is the server's part in leading: whoever leads is given the subscriptions."""
+    secret: Callable[[str, bytes], Awaitable[bytes]]
+    """The secret of a name that all servers of the store share; given a fresh one for the first."""
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
     """What runs beside the requests until it is cancelled."""
     join: Callable[[Append], object]
@@ -178,12 +187,13 @@ async def open_store(
         _refuse_older(settings)
     if isinstance(settings, SqliteSettings):
         return _open_sqlite(settings, limits, clock)
-    raise CannotOpenError("servers on PostgreSQL come with the next change; give a folder (--data)")
+    return await _open_postgres(settings, limits, clock, migrate=migrate)
 
 
 def _open_sqlite(settings: SqliteSettings, limits: Limits, clock: Clock) -> Opened:
     store = SqliteStore(settings, clock)
     upkeep = SqliteUpkeep(store, clock)
+    subscriptions = SqliteSubscriptions(store)
 
     def measure(told: Measure) -> None:
         store.commits.on_commit = told
@@ -191,10 +201,42 @@ def _open_sqlite(settings: SqliteSettings, limits: Limits, clock: Clock) -> Open
     return Opened(
         store=store,
         logs=SqlLogs(store.readers, limits),
-        lists=SqlLists(store.readers),
-        subscriptions=SqliteSubscriptions(store),
+        lists=SqlLists(store.readers, store.decider.holds),
+        subscriptions=subscriptions,
+        secret=subscriptions.secret,
         background=(upkeep.run, upkeep.fold),
         join=store.decider.append,
         measure=measure,
         stats=lambda: {"wal_bytes": store.wal_pages * PAGE_BYTES},
+    )
+
+
+async def _open_postgres(
+    settings: PostgresSettings, limits: Limits, clock: Clock, *, migrate: bool
+) -> Opened:
+    require_postgres(settings)
+    from fencepost.store.postgres.leading import Leading
+    from fencepost.store.postgres.store import PostgresStore
+    from fencepost.store.postgres.subscriptions import secret
+
+    # The database's clock takes the place of this machine's, but not that of a test's.
+    simulated = not isinstance(clock, SystemClock)
+    with saying_why(settings):
+        store = await PostgresStore.open(settings, clock, simulated=simulated, migrating=migrate)
+    leading = Leading(store, clock, simulated=simulated)
+
+    def measure(told: Measure) -> None:
+        store.turns.on_commit = told
+
+    return Opened(
+        store=store,
+        logs=SqlLogs(store.readers, limits),
+        lists=SqlLists(store.readers),
+        subscriptions=None,
+        leading=leading,
+        secret=partial(secret, store),
+        background=(leading.run,),
+        join=store.decider.append,
+        measure=measure,
+        stats=store.stats,
     )

@@ -14,6 +14,7 @@ from functools import partial
 
 from fencepost.clock import Clock
 from fencepost.protocol.commits import Part
+from fencepost.store.contract import StoreAwayError
 from fencepost.store.engine import plans, purges, retention
 from fencepost.store.engine.database import Connection, Row
 from fencepost.store.engine.deciding import Decider
@@ -64,6 +65,8 @@ class Upkeep:
         """Do a job; when it fails it is logged, and tried again with the next round."""
         try:
             await job()
+        except StoreAwayError as error:
+            log.warning("upkeep waits for the store: %s", error)
         except Exception as error:
             log.exception("upkeep failed and will be tried again")
             self._store.suspect(error)
