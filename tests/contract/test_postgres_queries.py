@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from fencepost.store.engine.logs import read_log
 from fencepost.store.log_contract import Integers, LogQuery, LogRows, PlanQuery
 from fencepost.store.postgres.database import PostgresConnection, connect
 from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.postgres.statements import QUERIES, statement
 from fencepost.store.sql import load_queries
 from fencepost.store.sqlite import database as sqlite
 from fencepost.testing.clock import SimClock
@@ -129,6 +131,24 @@ def test_both_engines_have_the_same_queries(file: str) -> None:
     embedded = load_queries("fencepost.store.sqlite", f"{file}.sql")
 
     assert load_queries("fencepost.store.postgres", f"{file}.sql").keys() == embedded.keys()
+
+
+SHARED = sorted(sqlite.QUERIES.keys() & QUERIES.keys())
+RECENT_BESIDE = {"save_producer"}
+"""Statements that take one value more: a producer's recent batches lie in its row here."""
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_both_engines_take_the_same_values(name: str) -> None:
+    embedded, here = sqlite.QUERIES[name], statement(name)
+    names = set(re.findall(r":([a-z_]+)", embedded))
+    numbers = [int(number) for number in re.findall(r"\?(\d+)", embedded)]
+    count = max(numbers, default=embedded.count("?"))
+
+    assert set(here.names) == names
+    if not names:
+        given = [int(number) for number in re.findall(rb"\$(\d+)", here.text)]
+        assert max(given, default=0) == count + (name in RECENT_BESIDE)
 
 
 def test_the_rows_to_compare_hold_every_kind_of_row(read_twins: Twins) -> None:

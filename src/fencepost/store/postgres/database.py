@@ -87,15 +87,18 @@ SERVER = (
 """What `judge` wants to know of a server."""
 
 
-class UnusableDatabaseError(Exception):
-    """The database cannot be used as it is: its text says what to change."""
+class UnusableDatabaseError(psycopg.OperationalError):
+    """The database cannot be used as it is: its text says what to change.
+
+    To a server that is running it is away: after a failover it may be another one that answers.
+    """
 
 
 class NotDurableError(UnusableDatabaseError):
     """Commits would return before they are on disk: change the named setting of the server."""
 
 
-class StandbyError(Exception):
+class StandbyError(psycopg.OperationalError):
     """The server is a standby: it may become the primary, or the name may point to that later."""
 
 
@@ -308,7 +311,7 @@ class PostgresConnection:
 
 def is_away(error: BaseException) -> bool:
     """Whether the database is not to be reached now: it may be again, on a new connection."""
-    if isinstance(error, StandbyError | psycopg.InterfaceError):
+    if isinstance(error, psycopg.InterfaceError):
         return True
     if isinstance(error, errors.PipelineAborted) or not isinstance(error, psycopg.OperationalError):
         return sqlstate_of(error) in AWAY_STATES

@@ -6,8 +6,17 @@ from __future__ import annotations
 
 import contextlib
 
+import psycopg
+
 from fencepost.store.contract import StoreAwayError
-from fencepost.store.postgres.database import PostgresConnection, connect, is_away, migrate
+from fencepost.store.postgres.database import (
+    PostgresConnection,
+    StandbyError,
+    UnusableDatabaseError,
+    connect,
+    is_away,
+    migrate,
+)
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.schema import Schema
 
@@ -27,7 +36,9 @@ def migrate_database(settings: PostgresSettings) -> Schema:
 def _connect(settings: PostgresSettings) -> PostgresConnection:
     try:
         return connect(settings)
-    except Exception as error:
+    except (UnusableDatabaseError, StandbyError):
+        raise
+    except psycopg.Error as error:
         if is_away(error):
             raise StoreAwayError(str(error).strip()) from error
         raise
