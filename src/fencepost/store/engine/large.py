@@ -212,6 +212,8 @@ class LargeCommit:
                 return Failed(full=False)
         outcome = decision.conclude()
         if not isinstance(outcome, Decided):
+            # The log goes on with the answer; the slices take longer to forget.
+            self._decider.group.statements.append(("end_large", (self._first,)))
             return await self._durable(outcome)
         failure = await self._wait()
         if failure is None or self._is_certain():
