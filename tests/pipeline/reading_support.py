@@ -19,7 +19,7 @@ from tests.serving import ServerProcess
 WAIT_SECONDS_MAX = 60.0
 
 
-def read(spark: SparkSession, server: ServerProcess, **options: object) -> DataFrame:
+def read(spark: SparkSession, server: ServerProcess, **options: Any) -> DataFrame:
     """A batch read."""
     return spark.read.format("fencepost").options(url=server.url, **options).load()
 
@@ -40,9 +40,9 @@ def messages(server: ServerProcess, token: str | None = None, **asked: Any) -> l
         return [entry for entry in client.log(**asked) if entry.marker is None]
 
 
-def stream(spark: SparkSession, server: ServerProcess, **options: object) -> DataFrame:
+def stream(spark: SparkSession, server: ServerProcess, **options: Any) -> DataFrame:
     """A streaming read; waits are short, so that tests which wait for nothing wait briefly."""
-    asked = {"url": server.url, "waitMs": 200, **options}
+    asked: dict[str, Any] = {"url": server.url, "waitMs": 200, **options}
     return spark.readStream.format("fencepost").options(**asked).load()
 
 

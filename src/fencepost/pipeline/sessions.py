@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,8 @@ def register(spark: SparkSession) -> None:
 
     for name, value in _AT_ANY_TIME.items():
         spark.conf.set(name, value)
-    spark.dataSource.register(FencepostDataSource)
+    with _active(spark):
+        spark.dataSource.register(FencepostDataSource)
 
 
 def check_pyspark() -> None:
@@ -120,6 +122,28 @@ def check_pyspark() -> None:
         raise SparkMissingError(
             f"PySpark {found} is installed, and this is made for {wanted}: {INSTALL}"
         )
+
+
+@contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the active one for a while.
+
+    Spark looks in the active session whether the name is taken, not in the one it registers in.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:  # Spark Connect: each session is by itself
+        yield
+        return
+    home = jvm.org.apache.spark.sql.classic.SparkSession
+    before = home.getActiveSession()
+    home.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            home.setActiveSession(before.get())
+        else:
+            home.clearActiveSession()
 
 
 def _default_session() -> SparkSession | None:
