@@ -173,6 +173,26 @@ def test_each_worker_has_a_port_of_its_own_for_its_metrics(url: str) -> None:
     assert seen == b"by the first"
 
 
+def test_a_subscription_made_at_one_worker_is_there_at_the_other(url: str) -> None:
+    """One of them leads; the other one knows where it is."""
+    first = two_free_ports()
+    path = "/v1/stream/__ds/subscriptions/mine"
+    body = b'{"type": "pull-wake", "pattern": "**", "wake_stream": "wakes"}'
+    with DatabaseServer(
+        url,
+        arguments=["--workers", "2"],
+        environment={"FENCEPOST_SERVER_WORKER_PORT": str(first)},
+    ):
+        made = [
+            ask(port, "PUT", path, "Content-Type: application/json", body=body).status
+            for port in (first, first + 1)
+        ]
+        seen = [ask(port, "GET", path).status for port in (first, first + 1)]
+
+    assert made == [201, 200]
+    assert seen == [200, 200]
+
+
 def test_a_worker_that_was_killed_is_started_again(workers: DatabaseServer) -> None:
     ask(workers.port, "PUT", ROOT + "s", TEXT, body=b"kept")
     before = children(workers.pid)

@@ -64,6 +64,7 @@ class Assembly:
         try:
             await assembly._assemble(on_loopback=on_loopback)
         except BaseException:
+            await assembly._end_background()
             await assembly.store.close()
             raise
         return assembly
@@ -136,13 +137,16 @@ class Assembly:
 
     async def close(self) -> None:
         """Commit what was decided and let go of the store. Raises when it had failed."""
-        for task in self._background:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._end_background()
         await self._subscriptions.close()
         await self.app.close()
         failure = self.store.failure
         await self.store.close()
         if failure.done() and not failure.cancelled():
             failure.result()
+
+    async def _end_background(self) -> None:
+        for task in self._background:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
