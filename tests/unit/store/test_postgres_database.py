@@ -14,7 +14,7 @@ from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
 from fencepost.store.contract import StoreAwayError
-from fencepost.store.postgres import database
+from fencepost.store.postgres import database, schema
 from fencepost.store.postgres.database import (
     NotDurableError,
     PostgresConnection,
@@ -25,9 +25,8 @@ from fencepost.store.postgres.database import (
     is_full,
     is_passing,
     judge,
-    migrate,
 )
-from fencepost.store.postgres.schema import migrate_database, schema_of
+from fencepost.store.postgres.schema import migrate, migrate_database, schema_of
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.sqlite.database import SchemaTooNewError
 from fencepost.testing.postgres import PostgresServer
@@ -359,11 +358,11 @@ def test_servers_that_start_at_once_agree_on_the_schema(empty_postgres_dsn: str)
     with ThreadPoolExecutor(4) as pool:
         newest = [future.result(WAIT_SECONDS) for future in [pool.submit(start) for _ in range(4)]]
 
-    assert newest == [database.STEPS[-1][0]] * 4
+    assert newest == [schema.STEPS[-1][0]] * 4
     assert not schema_of(at(empty_postgres_dsn)).is_older
     with closing(connect(at(empty_postgres_dsn), readonly=True)) as connection:
         steps = connection.raw.execute("SELECT number FROM migrations ORDER BY 1").fetchall()
-        assert steps == [(number,) for number, _, _ in database.STEPS]
+        assert steps == [(number,) for number, _, _ in schema.STEPS]
         assert connection.fetch("load_counters") == [(0, 1, 0)]
 
 
@@ -380,7 +379,7 @@ def test_a_step_that_fails_leaves_nothing_behind(
     empty_postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = [(1, "broken", "CREATE TABLE half (id int); SELECT 1 / 0")]
-    monkeypatch.setattr(database, "STEPS", broken)
+    monkeypatch.setattr(schema, "STEPS", broken)
 
     with closing(connect(at(empty_postgres_dsn))) as connection:
         with pytest.raises(errors.DivisionByZero):

@@ -12,7 +12,8 @@ from contextlib import closing
 from psycopg import sql
 
 from fencepost.store.engine.log_sources import WIDTH
-from fencepost.store.postgres.database import PostgresConnection, connect, migrate
+from fencepost.store.postgres.database import PostgresConnection, connect
+from fencepost.store.postgres.schema import migrate
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import prepare
 from fencepost.store.sql import load_queries

@@ -1,4 +1,4 @@
-"""The database itself: connecting to it, its settings, its schema, and what its errors mean.
+"""The database itself: connecting to it, its settings, and what its errors mean.
 
 An acknowledged write must survive, so a connection that writes is refused when the server does not
 sync its log to disk before a commit returns. Statements are prepared once for each connection, and
@@ -8,7 +8,6 @@ results come in binary. A connection is used by one thread at a time.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -23,11 +22,6 @@ from fencepost.store.engine.database import Row, Values
 from fencepost.store.postgres import arrays
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import Statement, statement
-from fencepost.store.schema import Schema, Step, schema_at
-from fencepost.store.sql import load_migrations
-from fencepost.store.sqlite.database import SchemaTooNewError
-
-log = logging.getLogger(__name__)
 
 VERSION_MIN = 140_000
 """The oldest server that we test the SQL for, as PostgreSQL numbers it: 14.0."""
@@ -333,79 +327,3 @@ def is_full(error: BaseException) -> bool:
 def sqlstate_of(error: BaseException) -> str | None:
     """The five characters by which the server says what went wrong, if it was the server."""
     return error.sqlstate if isinstance(error, psycopg.Error) else None
-
-
-# The schema. Who takes steps holds an advisory lock meanwhile, so of several servers that start at
-# once one takes them and the others find them taken; each is a transaction of its own. A step named
-# `pre` is safe for servers of the version before; it may not wait long for a table that they use,
-# because everybody else would wait behind it.
-
-MIGRATION_LOCK = 0x66656E6365
-"""Of the advisory lock: any number, as long as it is always the same."""
-TABLE_LOCK_TIMEOUT = "5s"
-STEPS = load_migrations("fencepost.store.postgres.migrations")
-
-
-def migrate(connection: PostgresConnection, *, dry_run: bool = False) -> Schema:
-    """Bring the schema up to this version's, unless it is only to be looked at; what there was to
-    do."""
-    before = schema_at(_schema_version(connection), STEPS)
-    if before.current > before.newest:
-        raise SchemaTooNewError(
-            f"the database has schema version {before.current}, this server knows {before.newest}: "
-            "run the newer version, or restore a backup"
-        )
-    if dry_run or not before.pending:
-        return before
-    with _migrating(connection):
-        for step in schema_at(_schema_version(connection), STEPS).pending:
-            _take(connection, step)
-    return before
-
-
-def _schema_version(connection: PostgresConnection) -> int:
-    """The number of the newest step that the database has seen; 0 when it is empty."""
-    # A transaction of its own: only its beginning drops what the session remembers of the tables.
-    with connection:
-        if _value(connection, "SELECT (to_regclass('migrations') IS NULL)::int"):
-            return 0
-        return _value(connection, "SELECT COALESCE(max(number), 0) FROM migrations")
-
-
-@contextlib.contextmanager
-def _migrating(connection: PostgresConnection) -> Iterator[None]:
-    """Hold the lock, waiting for as long as another server takes."""
-    with connection:
-        _say(connection, "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
-        _say(connection, f"SELECT pg_advisory_lock({MIGRATION_LOCK})")
-    try:
-        yield
-    finally:
-        # A connection that is lost has let go of it already.
-        with contextlib.suppress(psycopg.Error):
-            _say(connection, f"SELECT pg_advisory_unlock({MIGRATION_LOCK})")
-
-
-def _take(connection: PostgresConnection, step: Step) -> None:
-    with connection:
-        # A step over much data has no bound of its own.
-        _say(connection, "SET LOCAL statement_timeout = 0")
-        _say(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_TIMEOUT}'")
-        _say(
-            connection,
-            "CREATE TABLE IF NOT EXISTS migrations ("
-            "number bigint PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL)",
-        )
-        _say(connection, step.sql)
-        _say(connection, f"INSERT INTO migrations VALUES ({step.number}, '{step.name}', now())")
-    log.info("schema version %d (%s)", step.number, step.name)
-
-
-def _say(connection: PostgresConnection, text: str) -> None:
-    connection.raw.execute(text.encode(), prepare=False)
-
-
-def _value(connection: PostgresConnection, text: str) -> int:
-    row = connection.raw.execute(text.encode(), prepare=False).fetchone()
-    assert row is not None
-    return int(row[0])

@@ -53,10 +53,11 @@ from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.forking import own_segments
 from fencepost.store.engine.ledger import LedgerGroup, view_of
 from fencepost.store.engine.writers import find_committed
-from fencepost.store.postgres.database import PostgresConnection, connect, migrate
+from fencepost.store.postgres.database import PostgresConnection, connect
 from fencepost.store.postgres.feed import Feed, Notifier
 from fencepost.store.postgres.ledger import Needs, TurnLedger
 from fencepost.store.postgres.readers import Lookups, PostgresReaders
+from fencepost.store.postgres.schema import migrate
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.turns import Request, Turns
 from fencepost.store.postgres.writer import WritingConnection
