@@ -42,7 +42,7 @@ _OF_ONE_CONNECTION = frozenset(
         FORWARDED,
     )
 )
-_ORIGIN = re.compile(rb"(https?) ((?:/[!-~]*)?)")
+_ORIGIN = re.compile(rb"(https?):((?:/[!-~]*)?)")
 
 
 class UnreachableError(Exception):
@@ -116,7 +116,7 @@ def _headers(request: Request) -> list[tuple[bytes, bytes]]:
     headers = [(name, value) for name, value in request.headers.items() if _travels(name)]
     # Of a header that came more than once one value is known. Those who mind must see that it did.
     headers += [(name, request.headers[name]) for name in request.repeated if _travels(name)]
-    return [*headers, (FORWARDED, b"%b %b" % (request.scheme.encode(), request.root))]
+    return [*headers, (FORWARDED, b"%b:%b" % (request.scheme.encode(), request.root))]
 
 
 def _travels(name: bytes) -> bool:
