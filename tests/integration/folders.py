@@ -14,12 +14,13 @@ from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Config, Link, Subscription
+from fencepost.protocol.writers import WriterBatch, WriterOpen
 from fencepost.store.contract import Staged, Upload
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
-from tests.contract.subject import SqliteEngine, Subject, append, batch_of
+from tests.contract.subject import SqliteEngine, Subject, answered, append, batch_of
 
 JSON = "application/json"
 
@@ -36,6 +37,7 @@ async def furnish(folder: Path) -> None:
     await _producers(subject)
     await _forks(subject)
     await _commits(subject)
+    await _writers(subject)
     await _subscriptions(engine.store)
     await subject.close()
 
@@ -76,6 +78,14 @@ async def _forks(subject: Subject) -> None:
     await subject.made("kept-for-its-fork", body=b"inherited")
     await subject.fork("heir", "kept-for-its-fork")
     await subject.delete("kept-for-its-fork")
+
+
+async def _writers(subject: Subject) -> None:
+    for name in ("idle", "busy"):
+        await answered(subject.ask(subject.store.open_writer, WriterOpen(name, "q")))
+    batch = WriterBatch("busy", "q", 1, 0, "digest")
+    done = await answered(subject.ask(subject.store.commit, Commit((), writer=batch)))
+    assert isinstance(done, Committed)
 
 
 async def _commits(subject: Subject) -> None:

@@ -278,6 +278,41 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "part_wrong",
         ["UPDATE parts SET committed = 1 WHERE part = 'waiting'"],
     ),
+    "a writer of no run": (
+        "writer_wrong",
+        ["UPDATE writers SET epoch = 0 WHERE name = 'busy'"],
+    ),
+    "a digest of no batch": (
+        "writer_wrong",
+        ["UPDATE writers SET batch = NULL WHERE name = 'busy'"],
+    ),
+    "a writer from the future": (
+        "writer_time_wrong",
+        ["UPDATE writers SET updated_ms = updated_ms + 10000000000 WHERE name = 'busy'"],
+    ),
+    "a large commit of an unknown kind": (
+        "large_commit_wrong",
+        ["INSERT INTO large_commits VALUES (1, 2, 7)"],
+    ),
+    "a large commit beyond the log": (
+        "large_commit_wrong",
+        ["INSERT INTO large_commits VALUES (1, 1000000, 0)"],
+    ),
+    "two large commits at once": (
+        "large_commit_wrong",
+        ["INSERT INTO large_commits VALUES (1, 2, 0), (3, 4, 0)"],
+    ),
+    "a large commit without its slices": (
+        "slice_missing",
+        ["INSERT INTO large_commits VALUES (1, 2, 1)"],
+    ),
+    "a slice that cannot be read": (
+        "slice_unreadable",
+        [
+            "INSERT INTO large_commits VALUES (1, 2, 1)",
+            "INSERT INTO large_slices VALUES (1, 0, 0, x'c1')",
+        ],
+    ),
     "a cursor in a stream that is gone": (
         "link_without_stream",
         [f"UPDATE links SET stream = {of('gone')}"],

@@ -7,10 +7,12 @@ loop; an observer looks at the store in every one of them.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import apsw
 import pytest
 
 from fencepost.protocol.appends import Append, Appended, Conditions, ProducerTuple, TailMoved
@@ -49,8 +51,10 @@ from fencepost.store.contract import (
 )
 from fencepost.store.engine.lists import SqlLists
 from fencepost.store.engine.logs import SqlLogs
-from fencepost.store.log_contract import LogChunk, LogQuery, LogRows
+from fencepost.store.engine.slices import decode_slice
+from fencepost.store.log_contract import BeyondHead, LogChunk, LogQuery, LogRows, Pruned
 from fencepost.store.sqlite.check import check
+from fencepost.store.sqlite.database import FILE
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
@@ -59,6 +63,7 @@ from fencepost.testing.clock import SimClock
 from tests.contract.subject import answered, batch_of
 from tests.integration.subscriptions_support import pull_config
 
+T = TypeVar("T")
 JSON = "application/json"
 SLICE = 3
 COUNT = 30
@@ -213,14 +218,18 @@ class Observer:
             assert len(senders.entries) in (0, COUNT)
             keys = await lists.list_keys(after=(-1, "", ""), as_of_ms=None, limit=100)
             assert len(keys.entries) in (0, COUNT)
-            read = await logs.read(every, count_rows)
-            assert isinstance(read, tuple)
-            chunk, rows = read
-            assert isinstance(chunk, LogChunk)
+            _, rows = found_rows(await logs.read(every, count_rows))
             assert (rows or 0) in (sum(self._before), sum(self._before) + COUNT)
 
     def _wholes(self) -> tuple[list[int], list[int]]:
         return self._before, [count + 1 for count in self._before]
+
+
+def found_rows(
+    read: tuple[LogChunk, T | None] | Pruned | BeyondHead,
+) -> tuple[LogChunk, T | None]:
+    assert not isinstance(read, Pruned | BeyondHead), read
+    return read
 
 
 def count_rows(rows: LogRows) -> int:
@@ -261,10 +270,9 @@ async def test_other_writers_are_answered_while_a_large_commit_is_under_way(plac
     assert len(positions) > COUNT // SLICE
     assert await place.content("other") == b",".join([b"1"] * len(positions))
     query = LogQuery(Selection([], [], None), -1, None, 10_000, 1 << 20)
-    read = await place.logs.read(query, lambda rows: list(rows.positions))
-    assert isinstance(read, tuple)
-    assert read[1] == sorted(read[1] or [])
-    assert set(positions) < set(read[1] or [])
+    _, found = found_rows(await place.logs.read(query, lambda rows: list(rows.positions)))
+    assert found == sorted(found or [])
+    assert set(positions) < set(found or [])
 
 
 async def test_a_position_behind_a_large_commit_is_known_before_it_can_be_read(
@@ -276,12 +284,11 @@ async def test_a_position_behind_a_large_commit_is_known_before_it_can_be_read(
     query = LogQuery(Selection([], [], None), behind.position, None, 10, 1000)
 
     head = await place.logs.head()
-    read = await place.logs.read(query, count_rows)
+    chunk, _ = found_rows(await place.logs.read(query, count_rows))
     await done
 
     assert head < behind.position <= await place.logs.head()
-    assert isinstance(read, tuple), "not refused as beyond the head"
-    assert (read[0].rows, read[0].next) == (None, behind.position)
+    assert (chunk.rows, chunk.next) == (None, behind.position)
 
 
 async def test_readers_of_the_log_are_woken_for_what_a_large_commit_held_back(
@@ -522,9 +529,42 @@ async def test_a_stop_between_two_slices_is_made_up_for_at_the_next_start(place:
     page = await place.lists.list_streams(glob("s/*"), after="", limit=100)
     assert len(page.entries) == COUNT
     query = LogQuery(Selection([], [glob("s/*")], None), -1, None, 10_000, 1 << 20)
-    read = await place.logs.read(query, count_rows)
-    assert isinstance(read, tuple)
-    assert read[1] == COUNT
+    _, rows = found_rows(await place.logs.read(query, count_rows))
+    assert rows == COUNT
+
+
+async def test_a_check_finds_what_is_wrong_with_slices_that_are_left(tmp_path: Path) -> None:
+    """Each kind of damage is done to a copy of what a stop between two slices leaves."""
+    place = Place(tmp_path / "data")
+    done = place.commit(*items())
+    await place.carrying()
+    await place.store.close()
+    assert await done == Unknown()
+    assert check(tmp_path / "data").findings == []
+
+    found = {}
+    for code in ("slice_missing", "slice_gap", "slice_half_carried"):
+        copy = Path(shutil.copytree(tmp_path / "data", tmp_path / code))
+        connection = apsw.Connection(str(copy / FILE))
+        query = "SELECT content FROM large_slices ORDER BY number LIMIT 1"
+        [(content,)] = connection.execute(query).fetchall()
+        assert isinstance(content, bytes)
+        if code == "slice_missing":
+            connection.execute(
+                "DELETE FROM large_slices WHERE number = (SELECT max(number) FROM large_slices)"
+            )
+        elif code == "slice_gap":
+            connection.execute(
+                "DELETE FROM large_slices WHERE number = (SELECT min(number) + 1 FROM large_slices)"
+            )
+        else:
+            row = decode_slice(content).log[0]
+            connection.execute(f"INSERT INTO log VALUES ({', '.join('?' * len(row))})", tuple(row))
+        connection.close()
+        found[code] = set(check(copy).codes)
+
+    assert found["slice_missing"] == found["slice_gap"] == {"slice_missing"}
+    assert "slice_half_carried" in found["slice_half_carried"]
 
 
 async def test_subscriptions_hear_of_streams_that_a_start_has_finished(place: Place) -> None:

@@ -40,6 +40,8 @@ def redo(connection: Connection, write: Callable[[Slice], None]) -> None:
         elif state == CERTAIN:
             log.warning("finishing a large commit at position %d that was under way", first)
             _finish(connection, first, write)
+    # Of refused ones it may not have come to forgetting all that was written down.
+    connection.execute("drop_stray_slices")
 
 
 def _finish(connection: Connection, first: int, write: Callable[[Slice], None]) -> None:

@@ -30,6 +30,7 @@ from fencepost.store.engine.log_sources import WIDTH
 from fencepost.store.engine.purges import unpack_runs
 from fencepost.store.engine.records import DELETED, LIVE, TRUNCATED
 from fencepost.store.sql import load_migrations, load_queries
+from fencepost.store.sqlite.check_commits import LargeCommitCheck, check_writers
 from fencepost.store.sqlite.check_producers import ProducerCheck
 from fencepost.store.sqlite.check_report import Progress, Report, StreamState, ignore
 from fencepost.store.sqlite.check_rows import RowCheck, json_wrong, lengths_wrong
@@ -153,6 +154,7 @@ class _Checker:
         self._progress("producers", 1, 1)
         self._check_chunks()
         self._check_keys()
+        self._check_commits()
 
     # Streams
 
@@ -366,6 +368,13 @@ class _Checker:
             self._report.add(
                 "part_wrong", f"staged part {txn}/{part}", f"committed without its chunk {chunk}"
             )
+
+    def _check_commits(self) -> None:
+        next_position, _, last_ms = self._counters
+        if "writers" in self._tables:
+            check_writers(self._report, self._rows("writers"), last_ms)
+        if "large_commits" in self._tables:
+            LargeCommitCheck(self._report, self._connection, QUERIES).run(next_position)
 
     def _check_keys(self) -> None:
         if "keys" not in self._tables:

@@ -122,3 +122,15 @@ LEFT JOIN subscriptions u ON u.id = l.subscription
 
 -- name: secrets
 SELECT name, length(value) FROM secrets
+
+-- name: writers
+SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORDER BY name
+
+-- name: large_commits
+SELECT first, last, state FROM large_commits ORDER BY first
+
+-- name: slices_of
+SELECT number, carried, content FROM large_slices WHERE first = ? ORDER BY number
+
+-- name: rows_at
+SELECT count(*) FROM log WHERE position IN (SELECT value FROM json_each(?))

@@ -175,6 +175,9 @@ UPDATE large_slices SET carried = 1 WHERE first = ? AND number = ?
 -- name: drop_slice
 DELETE FROM large_slices WHERE first = ? AND number = ?
 
+-- name: drop_stray_slices
+DELETE FROM large_slices WHERE first NOT IN (SELECT first FROM large_commits)
+
 -- name: drop_slices
 DELETE FROM large_slices WHERE first = ?
 
