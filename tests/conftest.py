@@ -1,10 +1,10 @@
 """Fixtures that every floor of the tests may ask for."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.engines import SQLITE, serving_on
 from tests.postgres_support import empty_postgres_dsn as empty_postgres_dsn
 from tests.postgres_support import postgres_dsn as postgres_dsn
 from tests.postgres_support import postgres_server as postgres_server
@@ -12,11 +12,18 @@ from tests.serving import ServerProcess
 
 
 @pytest.fixture(scope="module")
-def server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A real server on an empty data folder, shared by the tests of one module.
+def engine() -> str:
+    """The store of `server_process`; a module that imports `tests.engines.engine` has both."""
+    return SQLITE
+
+
+@pytest.fixture(scope="module")
+def server_process(
+    engine: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A real server on an empty store, shared by the tests of one module.
 
     Its long-polls end after half a second, so that a test which waits for nothing waits briefly.
     """
-    data: Path = tmp_path_factory.mktemp("data")
-    with ServerProcess(data, arguments=["--long-poll-ms", "500"]) as server:
+    with serving_on(engine, tmp_path_factory.mktemp("data"), "--long-poll-ms", "500") as server:
         yield server

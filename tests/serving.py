@@ -1,8 +1,8 @@
 """A real `fencepost serve` process for tests to talk to, stop, kill and start again.
 
 Nothing here knows the server's insides: it starts the program as a user does, reads the one line
-that says where it listens, and sends signals. A restart keeps the data folder and the port, so
-that a client which held the old address finds the new process there.
+that says where it listens, and sends signals. A restart keeps the data and the port, so that a
+client which held the old address finds the new process there.
 """
 
 import os
@@ -26,20 +26,23 @@ OUTPUT_LINES_MAX = 400
 
 
 class ServerProcess:
-    """One server on one data folder; a context manager that leaves no process behind.
+    """One server on a data folder, or on the database at the address `store`; a context manager
+    that leaves no process behind.
 
     `arguments` follow `serve` on the command line, `environment` is added to ours.
     """
 
     def __init__(
         self,
-        data: Path,
+        data: Path = Path(),
         *,
+        store: str = "",
         port: int = 0,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.data = data
+        self.store = store
         self.port = port
         self.arguments = tuple(arguments)
         self.environment = dict(environment or {})
@@ -89,7 +92,7 @@ class ServerProcess:
         return self._end(signal.SIGKILL)
 
     def restart(self) -> Self:
-        """Start again after `stop` or `kill`, on the same data folder and the same port."""
+        """Start again after `stop` or `kill`, on the same data and the same port."""
         return self.start()
 
     def __enter__(self) -> Self:
@@ -108,9 +111,10 @@ class ServerProcess:
             assert code == 0, f"the server left with {code} after SIGTERM; it said:\n{self.output}"
 
     def _command(self) -> list[str]:
+        where = ("--store", self.store) if self.store else ("--data", str(self.data))
         return [
             *(sys.executable, "-m", "fencepost", "serve"),
-            *("--port", str(self.port), "--data", str(self.data)),
+            *("--port", str(self.port), *where),
             *self.arguments,
         ]
 

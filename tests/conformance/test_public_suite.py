@@ -1,4 +1,5 @@
-"""The public black-box suite of the Durable Streams protocol, run against a real server.
+"""The public black-box suite of the Durable Streams protocol, run against a real server on either
+store.
 
 The suite is an npm package; vitest runs it and writes JSON, which is read here so that each of its
 tests that fails is named in our own report. How many tests ran is asserted as well: a suite that
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests import npm
+from tests.engines import engine as engine
 from tests.serving import ServerProcess
 
 TESTS_IN_THE_SUITE = 338
