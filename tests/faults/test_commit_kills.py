@@ -1,8 +1,9 @@
 """SIGKILL under commits, staged parts and keyed appends: all of a request or nothing of it, once.
 
 After every restart, before anybody retries, the streams are read: a commit to several streams must
-be in all of them or in none. At the end everything that was answered must be there once, every key
-must still give its first answer, and no part may be committed a second time.
+be in all of them or in none, also one that is carried out in slices, and a writer must have come
+exactly as far as its messages say. At the end everything that was answered must be there once, each
+key must still give its first answer, and no part may be committed a second time.
 FENCEPOST_FAULT_KILLS=200 makes it the long run (`just faults`).
 """
 
@@ -26,6 +27,10 @@ STREAMS = [f"commits/{number}" for number in range(6)]
 COMMITTERS = 4
 STAGERS = 3
 APPENDERS = 3
+LARGE = 2
+WRITERS = 2
+SLICE_APPENDS = 8
+LARGE_APPENDS = 40
 REPLAYS_MAX = 300
 
 
@@ -39,9 +44,10 @@ class Beside(HttpRequest):
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
 
 
-def commit(appends: list[dict[str, Any]], key: str | None = None) -> Beside:
+def commit(appends: list[dict[str, Any]], key: str | None = None, **more: Any) -> Beside:
     headers = {} if key is None else {"Idempotency-Key": key}
-    return Beside("POST", "/v1/commit", headers, json.dumps({"appends": appends}).encode())
+    body = json.dumps({"appends": appends, **more}).encode()
+    return Beside("POST", "/v1/commit", headers, body)
 
 
 def stage(txn: str, part: str, chunk: int, values: list[str]) -> Beside:
@@ -63,7 +69,17 @@ class Book:
         self.replays: list[tuple[HttpRequest, Reply]] = []
         self.parts: list[tuple[str, str]] = []
         self.made: dict[str, list[str]] = {}  # what streams that commits made were seen to hold
+        self.published: dict[str, list[str]] = {}  # what each writer publishes, batch by batch
         self.retried_count = 0
+
+    def check_writer(self, name: str, batch: int | None, found: dict[str, list[str]]) -> None:
+        """A writer came to a batch: the messages of that one and of those before are there."""
+        labels = self.published[name]
+        there = {message for messages in found.values() for message in messages}
+        seen = [label in there for label in labels]
+        reached = 0 if batch is None else batch + 1
+        expected = [number < reached for number in range(len(labels))]
+        assert seen == expected, f"{name} came to {batch}, and its messages to {seen}"
 
     def check(self, found: dict[str, list[str]], *, complete: bool) -> None:
         """Hold the streams to the book; `complete` when everything asked for was answered."""
@@ -190,6 +206,72 @@ class Appender(Actor):
             assert again.headers["stream-next-offset"] == reply.headers["stream-next-offset"]
 
 
+class Large(Actor):
+    """Commits so many appends that they are carried out in slices, to old streams and new ones."""
+
+    async def act(self, label: str) -> None:
+        paths = [f"made/{label}/{number}" for number in range(LARGE_APPENDS)]
+        paths += self.dice.sample(STREAMS, 2)
+        self.dice.shuffle(paths)
+        appends: list[dict[str, Any]] = [
+            {"stream": path, "content_type": JSON, "data": label, "auto_create": True}
+            for path in paths
+        ]
+        if self.dice.random() < 0.2:
+            self.book.forbidden.add(label)
+            appends[-1]["if_match"] = "0000000099999999_0000000099999999"
+            reply, _ = await self.ask(commit(appends, key=label))
+            assert reply.status == 412, reply
+            return
+        self.book.wanted[label] = {path: [label] for path in paths}
+        request = commit(appends, key=label)
+        reply, retried = await self.ask(request)
+        assert reply.status == 200, reply
+        assert retried or b'"duplicate":false' in reply.body
+        self.book.replays.append((request, reply))
+
+
+class Publisher(Actor):
+    """Publishes numbered batches in the name of a writer, small and large ones."""
+
+    def __init__(self, number: int, load: Load, book: Book) -> None:
+        super().__init__(number, load, book)
+        self.epoch = 0
+        self.labels: list[str] = book.published.setdefault(self.name, [])
+
+    async def act(self, label: str) -> None:
+        if self.epoch == 0 or self.dice.random() < 0.1:
+            opening = Beside("POST", f"/v1/writers/{self.name}", {}, b'{"query": "q"}')
+            reply, _ = await self.ask(opening)
+            opened = json.loads(reply.body)
+            assert opened["epoch"] > self.epoch
+            assert opened["batch"] == (len(self.labels) - 1 if self.labels else None)
+            self.epoch = opened["epoch"]
+        paths = self.dice.sample(STREAMS, 2)
+        if self.dice.random() < 0.5:
+            paths += [f"made/{label}/{number}" for number in range(2 * SLICE_APPENDS)]
+        appends = [
+            {"stream": path, "content_type": JSON, "data": label, "auto_create": True}
+            for path in paths
+        ]
+        batch = len(self.labels)
+        self.labels.append(label)
+        self.book.wanted[label] = {path: [label] for path in paths}
+        writer = {"name": self.name, "query": "q", "epoch": self.epoch, "batch": batch}
+        reply, retried = await self.ask(commit(appends, writer={**writer, "digest": label}))
+        answer = json.loads(reply.body)
+        assert (reply.status, answer["batch"]) == (200, batch), reply
+        assert not answer["duplicate"] or (retried and answer["match"]), reply
+
+
+async def check_writers(port: int, book: Book, found: dict[str, list[str]]) -> None:
+    """The record of each writer and its messages came to disk together."""
+    for name in book.published:
+        reply = await asked(port, Beside("GET", f"/v1/writers/{name}", {}, b""))
+        batch = json.loads(reply.body)["batch"] if reply.status == 200 else None
+        book.check_writer(name, batch, found)
+
+
 async def read_streams(port: int, book: Book, *, anew: bool) -> dict[str, list[str]]:
     """All messages of all streams that a label names; a stream that is not there has none.
 
@@ -233,7 +315,8 @@ async def test_commits_parts_and_keys_are_whole_and_once_however_often_the_serve
 ) -> None:
     kills = int(os.environ.get("FENCEPOST_FAULT_KILLS", KILLS_DEFAULT))
     seed = int(os.environ.get("FENCEPOST_FAULT_SEED", "0"))
-    server = ServerProcess(tmp_path / "data")
+    environment = {"FENCEPOST_STORE_COMMIT_SLICE_APPENDS": str(SLICE_APPENDS)}
+    server = ServerProcess(tmp_path / "data", environment=environment)
     await asyncio.to_thread(server.start)
     load, book = Load(server.port, seed), Book()
     for path in STREAMS:
@@ -242,6 +325,8 @@ async def test_commits_parts_and_keys_are_whole_and_once_however_often_the_serve
         *(Committer(number, load, book) for number in range(COMMITTERS)),
         *(Stager(number, load, book) for number in range(STAGERS)),
         *(Appender(number, load, book) for number in range(APPENDERS)),
+        *(Large(number, load, book) for number in range(LARGE)),
+        *(Publisher(number, load, book) for number in range(WRITERS)),
     ]
     try:
         async with asyncio.TaskGroup() as clients:
@@ -280,6 +365,8 @@ async def kill_often(server: ServerProcess, load: Load, book: Book, kills: int) 
         load.up.clear()
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.restart)
-        book.check(await read_streams(load.port, book, anew=False), complete=False)
+        found = await read_streams(load.port, book, anew=False)
+        book.check(found, complete=False)
+        await check_writers(load.port, book, found)
         load.up.set()
     await load.more_answers(1)
