@@ -217,6 +217,8 @@ class Commits:
         )
         access.append_allowed(append, has_data=bool(item.parts))
         scope = access.scope_of(request.principal)
+        if any("\0" in part.txn or "\0" in part.part for part in item.parts):
+            raise bad("commit_invalid", "the names of a part have no NUL")
         parts = tuple(Part(scope + part.txn, part.part) for part in item.parts)
         return CommitItem(append, parts, tuple(part.chunks for part in item.parts))
 
@@ -324,6 +326,8 @@ def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
 def _bounded(value: str | None, name: str, bytes_max: int) -> str | None:
     if value is not None and len(value.encode()) > bytes_max:
         raise bad("header_too_long", f"{name} has at most {bytes_max} bytes")
+    if value is not None and "\0" in value:
+        raise bad("commit_invalid", f"{name} has no NUL: no text that is kept holds one")
     return value
 
 

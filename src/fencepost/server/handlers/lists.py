@@ -52,7 +52,7 @@ class Lists:
 
     async def _streams(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("match", "after", "limit"), repeatable=())
-        after = parameters.get("after") or ""
+        after = name_after(parameters)
         if self._seal is not None and after.startswith(_SEALED_PATH):
             after = self._opened(after.removeprefix(_SEALED_PATH))
         glob = readable_glob(request.principal, self._glob(parameters, "match"))
@@ -108,7 +108,8 @@ class Lists:
             key = msgspec.json.decode(raw, type=tuple[str, ...])
         except (binascii.Error, ValueError, msgspec.DecodeError):
             raise _bad_after() from None
-        if len(key) != length:
+        # No text that is kept holds a NUL, so no key does.
+        if len(key) != length or "\0" in "".join(key):
             raise _bad_after()
         return key
 
@@ -130,6 +131,15 @@ class Lists:
     def _glob(self, parameters: Parameters, name: str) -> Glob | None:
         text = parameters.get(name)
         return None if text is None else glob_of(text, name, self._limits)
+
+
+def name_after(parameters: Parameters) -> str:
+    """The name that a page comes after; empty for the first one."""
+    name = parameters.get("after") or ""
+    # No name that is kept holds a NUL.
+    if "\0" in name:
+        raise _bad_after()
+    return name
 
 
 def _bad_after() -> Exception:

@@ -32,6 +32,7 @@ from fencepost.protocol.writers import (
 )
 from fencepost.server import access
 from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers.lists import name_after
 from fencepost.server.handlers.parsing import bad
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK, refused
@@ -175,7 +176,7 @@ class Writers:
         page = await self._lists.list_writers(
             None if match is None else glob_of(match, "match", self._limits),
             owner=None if access.overrides(principal) else access.name_of(principal),
-            after=parameters.get("after") or "",
+            after=name_after(parameters),
             limit=list_limit(parameters, self._limits),
         )
         following = None if page.next is None else page.next[0]
