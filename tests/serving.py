@@ -57,6 +57,11 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and not ended by us since."""
+        return self._process is not None
+
+    @property
     def output(self) -> str:
         """What the newest process has printed so far, logs included, the last lines of it."""
         return self._output.text() if self._output else ""

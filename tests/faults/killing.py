@@ -20,6 +20,8 @@ BATCH_MAX = 5
 SHORT = "short/second"
 ANSWERS_S_MAX = 60
 LOST = (ConnectionError, asyncio.IncompleteReadError, OSError)
+NOTHING_DONE = ("storage_unavailable", "store_unavailable")
+"""Refusals that promise that nothing was changed."""
 
 
 class Client(Protocol):
@@ -55,14 +57,26 @@ class Load:
             await self._reached.wait()
 
     async def ask(self, request: HttpRequest) -> tuple[Reply, bool]:
-        """The answer to a request, and whether it had to be sent more than once."""
+        """The answer to a request, and whether an earlier one of it may have had an effect."""
         retried = False
         while True:
             await self.up.wait()
             try:
-                return await asked(self.port, request), retried
+                reply = await asked(self.port, request)
             except LOST:
                 retried = True
+            else:
+                if self.settles(reply):
+                    return reply, retried
+                retried = retried or reply.code not in NOTHING_DONE
+            await self.lost()
+
+    def settles(self, reply: Reply) -> bool:
+        """Whether a request need not be sent again after this reply: one server always knows."""
+        return True
+
+    async def lost(self) -> None:
+        """A client has lost its connection, or was told to come back."""
 
 
 async def create_shared(load: Load) -> None:
@@ -91,6 +105,7 @@ class SharedProducer:
                     await self._talk(wire)
             except LOST:
                 self.retried_count += len(self._flying)
+                await self._load.lost()
 
     async def _talk(self, wire: Wire) -> None:
         for _, _, request in self._flying:
@@ -101,6 +116,9 @@ class SharedProducer:
             if not self._flying:
                 return
             reply = await wire.receive()
+            if not self._load.settles(reply):
+                # All of the window goes out again, in its order: what came after may be out of it.
+                raise ConnectionResetError
             path, seq, _ = self._flying.popleft()
             # 200: stored now. 204: it was stored before we lost the connection.
             assert reply.status in (200, 204), (path, seq, reply)
