@@ -13,13 +13,18 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StringType, StructField, StructType
 from rich.console import Console
 from rich.table import Table
@@ -137,8 +142,9 @@ def query_rounds(
 ) -> None:
     """How long micro-batches take, from Spark's own account of them."""
     url = f"http://127.0.0.1:{server.port}"
+    spark.dataSource.register(IdleSource)
     for name, per_batch, count in (("small", 100, batches), ("100,000 rows", 100_000, 5)):
-        for sink in ("parquet", "fencepost"):
+        for sink in ("parquet", IdleSource.name(), "fencepost"):
             source = (
                 spark.readStream.format("rate-micro-batch")
                 .option("rowsPerBatch", per_batch)
@@ -151,7 +157,7 @@ def query_rounds(
             if sink == "fencepost":
                 writing = writing.option("url", url).option("stream", f"query/{per_batch}")
                 writing = writing.option("autoCreate", "true")
-            else:
+            if sink == "parquet":
                 writing = writing.option("path", str(folder / "rows"))
             query = writing.start()
             # The first batches start workers and compile.
@@ -164,6 +170,32 @@ def query_rounds(
                 "ms",
                 ".0f",
             )
+
+
+class IdleSource(DataSource):
+    """A sink in Python that does nothing: what Spark itself takes for one."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "idle-python"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> IdleWriter:  # noqa: N802, ARG002
+        return IdleWriter()
+
+
+class IdleWriter(DataSourceStreamArrowWriter):
+    """Takes rows and forgets them."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
 
 
 def batches_of(query: Any, count: int) -> list[Any]:

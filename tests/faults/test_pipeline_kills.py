@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -113,6 +114,11 @@ class Pipeline:
         wanted = self.fed * len(KEYS)
         self.wait_until(lambda: self.written() >= wanted, f"{wanted} rows of output")
 
+    def check_so_far(self) -> None:
+        """What is there is the beginning of what will be: nothing twice, left out or early."""
+        for key, rows in self.output().items():
+            assert rows == list(range(len(rows))), f"out/{key}: {rows}"
+
     def check(self) -> None:
         """The output is the input, once, in order."""
         for key, rows in self.output().items():
@@ -137,9 +143,14 @@ def dice_for(name: str) -> random.Random:
     seed = int(os.environ.get(SEED_ENV, random.SystemRandom().randrange(10**9)))
     path = "tests/faults/test_pipeline_kills.py"
     kills = os.environ.get(KILLS_ENV, KILLS_DEFAULT)
-    # Shown by pytest when the test fails.
-    os.write(1, f"replay: {SEED_ENV}={seed} {KILLS_ENV}={kills} ./test {path} -k {name}\n".encode())
+    say(f"replay: {SEED_ENV}={seed} {KILLS_ENV}={kills} ./test {path} -k {name}")
     return random.Random(f"{seed}/{name}")
+
+
+def say(line: str) -> None:
+    """A line that pytest shows when the test fails."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def job_for(master: str, url: str, folder: Path, **fields: Any) -> Job:
@@ -183,7 +194,8 @@ def test_the_output_is_the_input_once_and_in_order_whatever_is_killed(
         pipeline.feed()
         pipeline.start()
         try:
-            for target in kills:
+            for number, target in enumerate(kills, 1):
+                say(f"kill {number} of {len(kills)}: {target}")
                 kill_one(pipeline, cluster, target, dice)
             pipeline.finish()
             pipeline.check()
@@ -206,6 +218,7 @@ def kill_one(pipeline: Pipeline, cluster: Cluster, target: str, dice: random.Ran
     before = pipeline.written()
     pipeline.feed()
     pipeline.wait_until(lambda: pipeline.written() > before, "progress before the next kill")
+    pipeline.check_so_far()
     pipeline.feed()
     # Not a wait for anything: the moment of the kill is to be any moment of a batch.
     threading.Event().wait(dice.uniform(0.0, 1.5))
