@@ -532,6 +532,8 @@ WRITTEN: list[tuple[str, Row]] = [
     ("save_slice", (90_000, 1, b"slice")),
     ("mark_slice", (90_000, 0)),
     ("drop_slice", (90_000, 1)),
+    ("save_slice", (91_000, 0, b"stray")),
+    ("drop_stray_slices", ()),
     ("begin_large", (96_000, 97_000)),
     ("end_large", (96_000,)),
     ("insert_subscription", (3, "n", "{}", "http://x", 1, 0, None, None, None, 0, None, "[]", "")),

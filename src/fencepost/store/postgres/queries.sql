@@ -207,6 +207,10 @@ UPDATE large_slices SET carried = 1 WHERE first = $1 AND number = $2
 -- name: drop_slice
 DELETE FROM large_slices WHERE first = $1 AND number = $2
 
+-- name: drop_stray_slices
+DELETE FROM large_slices AS s
+WHERE NOT EXISTS (SELECT 1 FROM large_commits c WHERE c.first = s.first)
+
 -- name: drop_slices
 DELETE FROM large_slices WHERE first = $1
 
