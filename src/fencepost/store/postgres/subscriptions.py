@@ -273,27 +273,34 @@ class PostgresSubscriptions:
 
     def _tell(self, turn: Turn, by_id: dict[int, Row]) -> None:
         """What happened in a turn, given its streams as they are by now."""
-        watcher = self._watcher
-        if watcher is not None and not self._term.over.is_set():
-            for stream_id in turn.created:
-                row = by_id.get(stream_id)
-                # One that is gone already is not worth a link.
-                if row is not None and row[2] == records.LIVE:
-                    stream, _ = records.stream_from_row(row)
-                    start = START if stream.fork is None else stream.fork.at
-                    watcher.created(stream_id, stream.path, start)
-            for stream_id in turn.removed:
-                # Its row may be purged by now, but then it is known from its links.
-                row = by_id.get(stream_id)
-                path = self._paths.pop(stream_id, None) if row is None else row[1]
-                if path is not None:
-                    watcher.removed(stream_id, path)
-            self._published([_published(by_id[one]) for one in turn.streams if one in by_id])
+        if self._watcher is not None and not self._term.over.is_set():
+            try:
+                self._explain(self._watcher, turn, by_id)
+            except Exception:
+                log.exception("the subscriptions cannot follow")
+                self._term.end("a turn could not be followed")
+                return
         self.followed = turn.turn
         while self._waiting and self._waiting[0][0] <= self.followed:
             _, waiting = self._waiting.pop(0)
             if not waiting.done():
                 waiting.set_result(None)
+
+    def _explain(self, watcher: Watcher, turn: Turn, by_id: dict[int, Row]) -> None:
+        for stream_id in turn.created:
+            row = by_id.get(stream_id)
+            # One that is gone already is not worth a link.
+            if row is not None and row[2] == records.LIVE:
+                stream, _ = records.stream_from_row(row)
+                start = START if stream.fork is None else stream.fork.at
+                watcher.created(stream_id, stream.path, start)
+        for stream_id in turn.removed:
+            # Its row may be purged by now, but then it is known from its links.
+            row = by_id.get(stream_id)
+            path = self._paths.pop(stream_id, None) if row is None else row[1]
+            if path is not None:
+                watcher.removed(stream_id, path)
+        self._published([_published(by_id[one]) for one in turn.streams if one in by_id])
 
     def _note(self, link: Link) -> None:
         if link.stream_id is not None:
