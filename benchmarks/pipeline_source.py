@@ -73,6 +73,7 @@ def _throughput(
     source.write.parquet(parquet)
     count = source.count()
     assert count == options.rows, (count, options.rows)
+    everything = _source(spark, url, match="**")
     chosen = (
         spark.read.format("fencepost")
         .options(url=url, match="rows/*")
@@ -83,6 +84,7 @@ def _throughput(
         "pages of the log, no Spark": lambda: _pages(url, columns=False),
         "pages as columns, no Spark": lambda: _pages(url, columns=True),
         "source, batch": lambda: _drained(source),
+        "source, batch, every stream": lambda: _drained(everything),
         "source, batch, the value alone": lambda: _drained(chosen),
         "source, stream": lambda: _streamed(spark, url, folder),
         "Parquet, batch": lambda: _drained(spark.read.parquet(parquet)),
