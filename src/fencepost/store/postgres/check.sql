@@ -176,6 +176,6 @@ FROM (
            COALESCE(sum(size), 0) AS bytes_found
     FROM log_buckets
     LEFT JOIN log ON position >= bucket * $1::bigint AND position < (bucket + 1) * $1::bigint
-    GROUP BY bucket
+    GROUP BY bucket, rows, bytes
 ) AS weighed
 WHERE rows_found <> rows OR bytes_found <> bytes
