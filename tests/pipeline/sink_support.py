@@ -7,11 +7,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
 
 import fencepost
 
-_TYPES = {"string": StringType(), "binary": BinaryType(), "other": LongType()}
+_TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "variant": VariantType(),
+    "other": LongType(),
+}
 
 
 def schema_of(columns: str) -> StructType:

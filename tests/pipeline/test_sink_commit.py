@@ -166,6 +166,7 @@ def test_a_replay_that_was_planned_before_its_batch_was_published_is_a_duplicate
 
     assert messages(server.url, name) == [1, 2]
     assert not caplog.records
+    assert parts_waiting(server, staged) == [False], "what was uploaded in vain is dropped"
 
 
 def test_a_batch_that_comes_again_with_other_rows_is_counted_and_warned_of(

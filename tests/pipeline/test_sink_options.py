@@ -34,6 +34,7 @@ from tests.pipeline.sink_support import schema_of
         ),
         ("value string", {"stream": "s", "sinkName": "x" * 300}, "sinkName .* 256 bytes"),
         ("value string", {"stream": "s", "url": "nonsense"}, "url"),
+        ("id variant", {"stream": "s"}, "to_json"),
     ],
 )
 def test_a_wrong_option_is_refused_by_its_name(

@@ -15,6 +15,9 @@ from fencepost.pipeline.sink_options import sink_options
 from tests.pipeline.sink_support import messages, schema_of
 from tests.serving import ServerProcess
 
+# The first test waits for Spark to start, on a machine that may be busy with the rest.
+pytestmark = pytest.mark.timeout(300)
+
 PAGE = (Path(__file__).parents[2] / "docs/reference/pipeline-sink.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

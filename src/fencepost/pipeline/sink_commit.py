@@ -86,7 +86,7 @@ def commit_written(
                 if appends:
                     client.commit(appends)
                 return
-            _commit_as(
+            new = _commit_as(
                 client,
                 options,
                 identity,
@@ -95,6 +95,8 @@ def commit_written(
                 write=write,
                 published=any(message.published for message in ordered),
             )
+            if not new:
+                abort_written(options, ordered)  # uploaded in vain
         except ResponseError as error:
             raise _explained(error, identity, appends) from error
 
@@ -147,7 +149,9 @@ def _commit_as(
     *,
     write: str,
     published: bool,
-) -> None:
+) -> bool:
+    """Whether the batch was published now, and not before."""
+    new = False
     with run_file(notes_folder(), options.connection.url, identity) as file:
         note = file.note
         if note.batch == identity.batch and note.write != write:
@@ -173,10 +177,12 @@ def _commit_as(
                 digest=digest,
             )
             done = client.commit(appends, writer=batch)
-            if done.duplicate:
+            new = not done.duplicate
+            if not new:
                 _report_replay(options, identity, done.match, file)
         note.batch, note.write = identity.batch, write
         file.save()
+    return new
 
 
 def _open(client: Client, options: SinkOptions, identity: Identity, file: RunFile) -> None:

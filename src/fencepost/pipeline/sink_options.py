@@ -125,6 +125,8 @@ def _check_columns(options: SinkOptions, schema: StructType) -> None:
             f"option format is {options.format!r}, which makes JSON, and contentType is"
             f" {options.content_type!r}: use format value with a column value"
         )
+    if options.format != "value" and '"variant"' in schema.json():
+        raise OptionError("a column of type variant has no JSON here: make it text with to_json()")
     if options.format == "value":
         if columns != ("value",):
             others = ", ".join(name for name in columns if name != "value") or "none"

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +31,8 @@ UPLOADS_AT_ONCE = 3
 PART_CHUNKS_MAX = 16_384
 """Chunks of one part, as the server has it by default; then the next part begins."""
 TOKEN_BYTES = 16
+DROPS_MAX = 1_000
+"""Parts that are dropped one by one after a failure; more of them are left to expire."""
 
 
 class StagedPart(NamedTuple):
@@ -116,7 +119,7 @@ def drop(connection: Connection, parts: Iterable[StagedPart]) -> None:
     The server refuses to drop what a commit used. What cannot be dropped now expires.
     """
     with connection.client(retries=NO_RETRIES) as client:
-        for part in parts:
+        for part in islice(parts, DROPS_MAX):
             with contextlib.suppress(ResponseError):
                 try:
                     client.unstage(part.txn, part.part)
