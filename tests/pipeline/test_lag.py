@@ -98,10 +98,11 @@ def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its
 
 
 def _until_ended(port: int | None) -> str:
-    """The metrics once the listener has heard that the query ended; Spark tells it when it likes."""
+    """The metrics once the listener has heard that the query ended, which may take a moment."""
+    text = ""
     for _attempt in range(100_000):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text: str = answer.read().decode()
+            text = str(answer.read(), "utf-8")
         if 'fencepost_query_active{query="lagging"} 0.0' in text:
             return text
     raise AssertionError(text)

@@ -17,6 +17,7 @@ from fencepost.cli.pipeline import app
 from fencepost.client import state
 from fencepost.coordination import TaskClaims
 from fencepost.pipeline import tables
+from fencepost.pipeline.sweeps import now_ms
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ def test_sweeps_say_what_they_would_do_and_do_it_only_when_told(
 ) -> None:
     with fencepost.connect(server.url) as client:
         client.create("cli/log", messages=[1])
+        begun = now_ms(client)
         client.stream("cli/log").append(2)
+        while now_ms(client) <= begun + 1000:
+            pass  # ages are counted in whole seconds of the server
         claims = TaskClaims(client.create("cli/jobs"), "worker")
         assert claims.claim("job") is not None
         to_server = ("--url", server.url, "--json")

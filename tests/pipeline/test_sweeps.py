@@ -11,6 +11,7 @@ from fencepost.coordination import ClaimLostError, TaskClaims
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.reclaiming import reclaim
 from fencepost.pipeline.retention import policy, retention
+from fencepost.pipeline.sweeps import now_ms
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:
@@ -21,18 +22,25 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+def _let_a_second_pass(client: fencepost.Client) -> None:
+    """Return once the server says another second than now: ages are counted in whole ones."""
+    begun = now_ms(client)
+    while now_ms(client) == begun:
+        pass
+
+
 def _let_time_pass(client: fencepost.Client) -> None:
     """Return once the server's clock has moved on: what is stored at one time goes together."""
     clock = client.stream("clock")
 
-    def now_ms() -> int:
+    def stored_ms() -> int:
         at = clock.append("tick", auto_create=True).position
         assert at is not None
         (entry,) = client.log(after=at - 1, until=at)
         return entry.timestamp_ms
 
-    begun = now_ms()
-    while now_ms() == begun:
+    begun = stored_ms()
+    while stored_ms() == begun:
         pass
 
 
@@ -109,6 +117,7 @@ def test_age_empties_a_stream_and_bounds_keep_its_newest_append_whole(
         batch = client.create("aged/batch", messages=[1])
         _let_time_pass(client)
         batch.append_many([2, 3, 4])
+        _let_a_second_pass(client)
 
         bounded = retention(spark, [policy("aged/batch", max_messages=1)], options=options)
         kept = list(batch.read())
