@@ -57,10 +57,12 @@ def main() -> int:
             _micro_batches(spark, url, folder, table)
             _many_streams(spark, url, folder, options, table)
         finally:
+            # What was measured before something failed is worth seeing.
+            load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+            rows = f"{options.rows:,} rows of 100 bytes"
+            table.caption = f"{rows}, {options.master}, load average {load}"
+            Console().print(table)
             spark.stop()
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    table.caption = f"{options.rows:,} rows of 100 bytes, {options.master}, load average {load}"
-    Console().print(table)
     return 0
 
 
