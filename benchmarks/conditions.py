@@ -46,7 +46,7 @@ def _measure(count: int, requests: Requests, each: int) -> Callable[[Site], Outc
         with running(site.subject, site.folder / "data") as server:
             create(site, server, streams=1, content_type=BYTES)
             cpu, began = machine.cpu_seconds(server.pid), time.perf_counter()
-            answers = _pipeline(server.port, requests(count // each))
+            answers = pipeline(server.port, requests(count // each))
             seconds = time.perf_counter() - began
             cpu = machine.cpu_seconds(server.pid) - cpu
         done = sum(answers.get(status, 0) for status in (200, 204)) * each
@@ -99,7 +99,7 @@ class _Answers:
         self.count += 1
 
 
-def _pipeline(port: int, requests: Iterator[bytes]) -> dict[int, int]:
+def pipeline(port: int, requests: Iterator[bytes]) -> dict[int, int]:
     """Send all requests over one connection, never more than a few ahead of their answers."""
     answers, sent = _Answers(), 0
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:

@@ -24,10 +24,11 @@ TITLES = {
     "catch-up-json": "catch-up as JSON, one connection",
     "sse": "SSE readers of one stream: from when a message was due to its last reader (p50 / p99)",
     "conditions": "100-byte appends with conditions, pipelined over one connection",
+    "commit-stalls": "another writer's appends while many streams are committed (p50 / p99)",
     "log": "the global log from start to head, one reader",
     "restart": "restart: from the start of the process to its first answered read",
 }
-LESS_IS_BETTER = {"last_p99_ms", "restart_seconds"}
+LESS_IS_BETTER = {"last_p99_ms", "longest_wait_ms", "restart_seconds"}
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,16 @@ def _cell(row: Measurement, outcome: Outcome | None) -> str:
             return (
                 f"{m['rows_per_second']:,.0f} rows/s, {m['mb_per_second']:,.0f} MB/s\n"
                 f"{m['per_core']:,.0f} rows per second of processor\npeak {m['peak_mb']:,.0f} MB"
+            )
+        case "longest_wait_ms":
+            return (
+                f"longest wait {m['longest_wait_ms']:,.0f} ms"
+                f" (before: {m['calm_longest_wait_ms']:,.0f} ms)\n"
+                f"{m['p50_ms']:.1f} / {m['p99_ms']:.1f} ms"
+                f" (before: {m['calm_p50_ms']:.1f} / {m['calm_p99_ms']:.1f} ms)\n"
+                f"{m['appends_meanwhile']:,} appends in {m['commit_seconds']:.1f} s\n"
+                f"{m['cpu_us_per_stream']:,.0f} us of processor a stream,"
+                f" peak {m['peak_mb']:,.0f} MB"
             )
         case "last_p99_ms":
             return f"{m['last_p50_ms']:.1f} / {m['last_p99_ms']:.1f} ms"

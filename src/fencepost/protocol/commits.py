@@ -49,7 +49,7 @@ class Named(NamedTuple):
 class Commit(NamedTuple):
     """Appends to be made together. `digest` tells a repeated request from another one."""
 
-    items: tuple[CommitItem, ...]
+    items: Sequence[CommitItem]
     key: str | None = None
     digest: bytes = b""
     principal: str = ""
@@ -57,7 +57,8 @@ class Commit(NamedTuple):
     writer: WriterBatch | None = None
     """The batch of a writer that the commit publishes."""
     named: Named | None = None
-    """What its items name, if somebody has put it together already: of many that takes time."""
+    """What its items name, if somebody has put it together already: of many that takes time. It is
+    handed over: whoever carries the commit out empties it."""
 
     def names(self) -> Named:
         """What its items name."""

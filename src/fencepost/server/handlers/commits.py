@@ -27,7 +27,7 @@ from fencepost.server.handlers.commit_answers import at_item, committed, staged,
 from fencepost.server.handlers.parsing import RefusedError, bad
 from fencepost.server.http import Request, Response
 from fencepost.store.contract import Failed, Store, Unknown, Upload
-from fencepost.store.engine.collecting import paused_collector
+from fencepost.store.engine.collecting import dissolve, paused_collector
 
 COMMIT_PATH = b"/v1/commit"
 STAGING_ROOT = b"/v1/staging/"
@@ -128,7 +128,9 @@ class Commits:
         answered: asyncio.Future[CommitOutcome | Failed | Unknown]
         answered = asyncio.get_running_loop().create_future()
         self._store.commit(commit, lambda outcome: _resolve(answered, outcome))
-        return committed(commit, await answered, None if shows_all else may_read)
+        answer = committed(commit, await answered, None if shows_all else may_read)
+        await dissolve(items, body.appends)
+        return answer
 
     def _large_item(self, raw: msgspec.Raw, index: int, request: Request) -> CommitItem:
         try:
@@ -187,7 +189,7 @@ class Commits:
             parsing.check_key(key)
         batch = None if writer is None else writers.batch_of(writer, request, self._limits)
         principal = access.name_of(request.principal)
-        return Commit(tuple(items), key, mark[:DIGEST_BYTES], principal, batch, named)
+        return Commit(items, key, mark[:DIGEST_BYTES], principal, batch, named)
 
     def _item(self, item: _Item, request: Request) -> CommitItem:
         limits = self._limits

@@ -1,17 +1,23 @@
-"""Keeping the garbage collector out of the way of a request that holds very many objects.
+"""Memory of a request that holds very many objects, without anybody else noticing.
 
 The collector looks through everything that is alive whenever that has grown by a quarter. While a
 large commit is read and decided there are a million objects, none of them in a cycle, and each look
-holds everybody up for a good part of a second. Reference counting frees all of it in any case.
+holds everybody up for a good part of a second. Reference counting frees all of it in any case; but
+all at once takes time as well, so it is let go of a little at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _paused = 0
+
+OBJECTS_PER_TURN = 2_048
+"""Entries of a collection that are let go of in one turn of the loop."""
 
 
 @contextmanager
@@ -26,3 +32,16 @@ def paused_collector() -> Iterator[None]:
         _paused -= 1
         if not _paused:
             gc.enable()
+
+
+async def dissolve(*collections: dict[Any, Any] | set[Any] | list[Any]) -> None:
+    """Empty collections that nobody needs any more, a little at a time."""
+    for collection in collections:
+        while collection:
+            if isinstance(collection, list):
+                del collection[-OBJECTS_PER_TURN:]
+            else:
+                take = collection.popitem if isinstance(collection, dict) else collection.pop
+                for _ in range(min(OBJECTS_PER_TURN, len(collection))):
+                    take()
+            await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fencepost.protocol.commits import CommitItem, Part
 from fencepost.protocol.streams import Stream
@@ -89,6 +90,10 @@ class LedgerCopy(Ledger):
 
     def find(self, path: str) -> Entry | None:
         return self._by_path.get(path)
+
+    def leftovers(self) -> list[dict[Any, Any] | set[Any]]:
+        """What there is to let go of when nothing more is to be decided."""
+        return [self._by_path, self._by_id, self._known, self._earlier.keys]
 
     def sealed(self, group: LedgerGroup) -> LedgerGroup:
         """A slice is complete: `group` with its rows, of which only the keys are needed again."""

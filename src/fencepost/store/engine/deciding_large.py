@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fencepost.protocol.appends import (
     AlreadyClosed,
@@ -90,6 +90,10 @@ class LargeDecision:
         self._parts: set[Part] = set()
         self._standings: Standings = {}
         self._tries: list[Try] = []
+
+    def leftovers(self) -> list[dict[Any, Any] | set[Any] | list[Any]]:
+        """What there is to let go of when all is decided."""
+        return [*self._copy.leftovers(), self._parts, self._pieces]
 
     def weigh(self) -> Iterator[None]:
         """Count the positions that the commit may need."""

@@ -145,7 +145,6 @@ class Holds:
         if self.held is not None:
             self.held.carrying = False
             self.held.was_shown = True
-            self.held.views = {}
         if self._released is not None:
             self._released.set_result(None)
             self._released = None

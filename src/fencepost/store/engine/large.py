@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 from fencepost.protocol.commits import Commit, CommitItem, CommitOutcome, CommittedInSlices
 from fencepost.store.contract import Failed, Failure, Missing, Published, SoftDeleted, Unknown
-from fencepost.store.engine.collecting import paused_collector
+from fencepost.store.engine.collecting import dissolve, paused_collector
 from fencepost.store.engine.copies import streams_at
 from fencepost.store.engine.database import Connection
 from fencepost.store.engine.deciding import Admitted, Decider
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Done = Callable[[CommitOutcome | Failure], None]
 
-PATHS_PER_TURN = 512
+PATHS_PER_TURN = 128
 """Streams that are looked at, or told of, in one turn of the loop."""
 SLICES_PER_TURN = 8
 """Slices of a refused commit that are forgotten at once."""
@@ -168,8 +168,8 @@ class LargeCommit:
             self._host.give_up(error)
             self._answer(Unknown())
         finally:
-            self._held.views = {}
             await holds.release(self._held)
+            await dissolve(self._held.views, self._held.paths, self._held.parts)
 
     def _answer(self, outcome: CommitOutcome | Failure) -> None:
         done, self._done = self._done, None
@@ -211,6 +211,7 @@ class LargeCommit:
             if self._is_stopping():
                 return Failed(full=False)
         outcome = decision.conclude()
+        await dissolve(*decision.leftovers())
         if not isinstance(outcome, Decided):
             # The log goes on with the answer; the slices take longer to forget.
             self._decider.group.statements.append(("end_large", (self._first,)))

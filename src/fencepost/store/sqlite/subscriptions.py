@@ -55,7 +55,7 @@ class SqliteSubscriptions:
         if entry is None or entry.stream.soft_deleted:
             return None
         held = self._store.decider.holds.held
-        if held is not None and path in held.views:
+        if held is not None and path in held.views and not held.was_shown:
             # What a large commit adds to it is to be seen later.
             view = held.views[path]
             tail = view.tail if isinstance(view, StreamInfo) else START
