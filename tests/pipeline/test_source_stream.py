@@ -262,6 +262,31 @@ def test_an_end_is_refused_when_the_query_starts(
     assert "endingPosition is for read, not for readStream" in said
 
 
+def test_an_empty_log_and_a_start_in_the_future_are_waited_for(own_server: ServerProcess) -> None:
+    """Asked as Spark asks, with Trigger.AvailableNow and without."""
+    everything = ReadAllAvailable()
+    earliest = reader_of(own_server, stream="empty", startingPosition="earliest", waitMs="100")
+    future = reader_of(own_server, match="**", startingTimestamp="2100-01-01T00:00:00Z")
+    at_once = reader_of(own_server, stream="empty", startingPosition="earliest")
+    at_once.prepareForTriggerAvailableNow()
+    newest = reader_of(own_server, stream="empty")
+    newest.prepareForTriggerAvailableNow()
+
+    assert earliest.latestOffset({"position": -1}, everything) == {"position": -1}
+    assert at_once.latestOffset({"position": -1}, everything) == {"position": -1}
+    assert future.latestOffset(future.initialOffset(), everything) == future.initialOffset()
+    with fencepost.connect(own_server.url) as client:
+        client.create("empty").append(1)
+    # What came after the query began is not for it.
+    assert newest.latestOffset(newest.initialOffset(), everything) == {"position": -1}
+    assert at_once.latestOffset({"position": -1}, everything) == {"position": -1}
+    assert earliest.latestOffset({"position": -1}, everything) == {"position": 0}
+    assert future.latestOffset(future.initialOffset(), everything) == future.initialOffset()
+    assert future.partitions(future.initialOffset(), future.initialOffset()) == []
+    for reader in (earliest, future, at_once, newest):
+        reader.stop()
+
+
 def reader_of(server: ServerProcess, **options: str) -> StreamReader:
     given = {"url": server.url, **options}
     schema = StructType().add("position", "long")

@@ -102,12 +102,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
         after = self._resolved(start)
         if after is None:
+            if self._target is None:
+                self._wait(self._head)
             return start
         if start.get("start") == LATEST:
-            return {"position": after}
+            return {"position": after if self._target is None else min(after, self._target)}
+        if self._target is not None and after >= self._target:
+            if after > self._target:
+                raise beyond_head_error(after, self._target)
+            return start
         plan = self._plan(after, limit)
         if plan.rows == 0 and self._target is None:
-            self._wait()
+            self._wait(self._empty.until)
             plan = self._plan(after, limit)
         if plan.rows == 0 and not self._is_time_to_move(plan.until - after):
             return start
@@ -168,8 +174,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start["start"] == LATEST:
             return client.log_head()
         after = position_at(client, start["start"])
+        self._head = client.log_head()
         # Once something has come at this time or later, what lies before it is settled for good.
-        return after if after < client.log_head() else None
+        return after if after < self._head else None
 
     def _plan(self, after: int, limit: ReadLimit) -> Plan:
         client = self._asking()
@@ -221,11 +228,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             case _:
                 return self._options.rows_max, self._options.bytes_max
 
-    def _wait(self) -> None:
+    def _wait(self, after: int) -> None:
         """Let time pass until something of the selection comes, or `waitMs` are over."""
         try:
             self._asking_once().log_arrow(
-                after=self._empty.until,
+                after=after,
                 page_rows=1,
                 wait=True,
                 skip_pruned=True,
