@@ -85,10 +85,14 @@ class Leading:
                 await self._take_part()
             except (psycopg.Error, StandbyError, UnusableDatabaseError) as error:
                 log.warning("this node cannot take part in leading: %s", str(error).strip())
+            except Exception:
+                log.exception("taking part in leading failed and will be tried again")
             await asyncio.sleep(RECONNECT_S)
 
     async def _take_part(self) -> None:
         settings = self._store.settings
+        # Often enough that the database does not take this node for silent.
+        pause_s = min(settings.poll_interval_ms, settings.leader_silence_ms / 4) / 1000
         connection = await WritingConnection.connect(settings)
         holds_lock = False
         try:
@@ -104,7 +108,7 @@ class Leading:
                     # The look before it has shown that the session, and so the lock, is there.
                     self._reign = asyncio.create_task(self._lead())
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(settings.poll_interval_ms / 1000):
+                    async with asyncio.timeout(pause_s):
                         await self._poked.wait()
         except asyncio.CancelledError:
             await self._leave(connection)

@@ -246,7 +246,7 @@ class PostgresStore:
     async def decide(self, work: Callable[[Decider], T]) -> T:
         """Let `work` decide something, and wait until that is durable."""
         answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
-        self.turns.submit(Request(work, answer.set_result))
+        self.turns.submit(Request(work, partial(_tell, answer)))
         outcome = await answer
         if isinstance(outcome, Failure):
             raise StoreAwayError("the database could not be written to")
@@ -302,7 +302,7 @@ class PostgresStore:
         """An expired stream is gone on disk before anybody hears that it is."""
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.turns.submit(
-            Request(lambda decider: decider.alive(path, decider.tick()), done.set_result)
+            Request(lambda decider: decider.alive(path, decider.tick()), partial(_tell, done))
         )
         outcome = await done
         if isinstance(outcome, Failure):
@@ -322,13 +322,13 @@ class PostgresStore:
 
     async def probe(self) -> Failure | None:
         done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
-        self.turns.submit(Request(_stir, done.set_result))
+        self.turns.submit(Request(_stir, partial(_tell, done)))
         return await done
 
     async def durable(self) -> Failure | None:
         """Wait until everything asked for so far is decided and durable."""
         done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
-        self.turns.submit(Request(_nothing, done.set_result))
+        self.turns.submit(Request(_nothing, partial(_tell, done)))
         return await done
 
     # What comes of turns
@@ -395,6 +395,12 @@ def _touch(path: str, at_ms: int, decider: Decider) -> None:
     assert isinstance(ledger, TurnLedger)
     if ledger.slide_loosely(entry, at_ms):
         ledger.touch(decider.group, entry)
+
+
+def _tell(waiting: asyncio.Future[T], outcome: T) -> None:
+    """Tell whoever waits, unless they have gone."""
+    if not waiting.done():
+        waiting.set_result(outcome)
 
 
 def _unheard(_outcome: object) -> None:
