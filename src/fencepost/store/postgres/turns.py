@@ -49,6 +49,8 @@ class Request(NamedTuple):
     needs: Callable[[Needs], None] | None = None
     size: int = 0
     tries: int = 0
+    alone: bool = False
+    """Whether it gets a turn of its own, because one that it shared was refused."""
 
 
 class Counted:
@@ -144,11 +146,8 @@ class Turns:
         batch = self._cut()
         try:
             group, outcomes = await self._decide(connection, counters, batch)
-        except _DecisionError as error:
-            await self._undo(batch, error)
-            return
-        except psycopg.Error as error:
-            await self._away(batch, error)
+        except Exception as error:
+            await self._undecided(batch, error)
             return
         await self._write(connection, counters, group, outcomes, batch)
 
@@ -167,9 +166,13 @@ class Turns:
         while self._queue and len(batch) < settings.turn_requests_max:
             if batch and size >= settings.turn_bytes_max:
                 break
+            if batch and self._queue[0].alone:
+                break
             request = self._queue.popleft()
             size += request.size
             batch.append(request)
+            if request.alone:
+                break
         return batch
 
     async def _decide(
@@ -183,14 +186,7 @@ class Turns:
             self._decider.claims.reset()
         await self._load(connection, batch)
         group = self._decider.new_group()
-        outcomes = []
-        for request in batch:
-            try:
-                outcomes.append((request.done, request.work(self._decider)))
-            except psycopg.Error:
-                raise
-            except Exception as error:
-                raise _DecisionError(request) from error
+        outcomes = [(request.done, request.work(self._decider)) for request in batch]
         return group, outcomes
 
     async def _load(self, connection: WritingConnection, batch: Sequence[Request]) -> None:
@@ -268,13 +264,7 @@ class Turns:
             _tell(outcomes, Unknown())
             return
         # The database refused a statement, so it has undone all of them.
-        if is_away(error):
-            await self._away(batch, error)
-            return
-        log.error("a turn was refused by the database", exc_info=error)
-        self.counted.failed += 1
-        await self._forget()
-        _tell(outcomes, Failed(full=is_full(error)))
+        await self._undecided(batch, error)
 
     async def _away(self, batch: Sequence[Request], error: psycopg.Error) -> None:
         """The database cannot be reached, and nothing of these requests has happened."""
@@ -291,14 +281,19 @@ class Turns:
         if not again:
             await asyncio.sleep(BACKOFF_S)
 
-    async def _undo(self, batch: Sequence[Request], error: _DecisionError) -> None:
-        """One of the requests could not be decided: the others get another turn."""
-        log.error("a request could not be decided", exc_info=error.__cause__)
+    async def _undecided(self, batch: Sequence[Request], error: Exception) -> None:
+        """A turn came to nothing: because the database is away, or because of one request."""
+        if isinstance(error, psycopg.Error) and is_away(error):
+            await self._away(batch, error)
+            return
+        self.counted.failed += 1
         await self._forget()
-        self._queue.extendleft(
-            request for request in reversed(batch) if request is not error.request
-        )
-        _tell([(error.request.done, None)], Failed(full=False))
+        if len(batch) > 1 and not is_full(error):
+            # Which of them it was shows when each has a turn of its own.
+            self._queue.extendleft(request._replace(alone=True) for request in reversed(batch))
+            return
+        log.error("a request could not be carried out", exc_info=error)
+        _tell([(request.done, None) for request in batch], Failed(full=is_full(error)))
 
     async def _forget(self) -> None:
         """Nothing that was decided since the last commit holds: begin again from the database."""
@@ -315,14 +310,6 @@ class Turns:
         batch = list(self._queue)
         self._queue.clear()
         return batch
-
-
-class _DecisionError(Exception):
-    """A request raised while it was decided."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__("a request could not be decided")
-        self.request = request
 
 
 def _ignore(_answers: int, _commit_ns: int, _fsync_ns: int) -> None:

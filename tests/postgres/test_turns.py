@@ -1,0 +1,88 @@
+"""Turns: what is asked together is decided together, and one bad request spoils nobody else's."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from fencepost.clock import SystemClock
+from fencepost.protocol.appends import Appended
+from fencepost.protocol.creates import Create, Created
+from fencepost.store.contract import Failed
+from fencepost.store.engine.deciding import Decider
+from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.postgres.turns import Request
+from tests.contract.subject import append
+
+
+@pytest.fixture
+async def store(postgres_dsn: str) -> AsyncIterator[PostgresStore]:
+    opened = await PostgresStore.open(PostgresSettings(url=postgres_dsn), SystemClock())
+    created = asyncio.get_running_loop().create_future()
+    opened.create(Create("s", content_type="text/plain"), created.set_result)
+    assert isinstance(await created, Created)
+    yield opened
+    await opened.close()
+
+
+def asked(store: PostgresStore, work: Any) -> asyncio.Future[Any]:
+    answer = asyncio.get_running_loop().create_future()
+    store.turns.submit(Request(work, answer.set_result))
+    return answer
+
+
+def appended(store: PostgresStore, body: bytes) -> asyncio.Future[Any]:
+    answer = asyncio.get_running_loop().create_future()
+    store.append(append("s", body), answer.set_result)
+    return answer
+
+
+async def test_requests_that_wait_together_share_a_turn(store: PostgresStore) -> None:
+    before = store.turns.counted.turns
+    answers = await asyncio.gather(*(appended(store, b"%d" % number) for number in range(50)))
+
+    assert all(isinstance(answer, Appended) for answer in answers)
+    assert [answer.position for answer in answers] == sorted(answer.position for answer in answers)
+    assert store.turns.counted.turns - before < 10
+
+
+async def test_a_request_that_cannot_be_decided_fails_alone(store: PostgresStore) -> None:
+    def broken(_decider: Decider) -> None:
+        raise ValueError("as the test asked")
+
+    first, bad, last = appended(store, b"1"), asked(store, broken), appended(store, b"2")
+
+    assert isinstance(await first, Appended)
+    assert await bad == Failed(full=False)
+    assert isinstance(await last, Appended)
+    info = await store.look("s", touch=False)
+    assert (await store.read(info, info.first, bytes_max=10)).data == b"12"  # type: ignore[arg-type, union-attr]
+
+
+async def test_a_request_that_the_database_refuses_fails_alone(store: PostgresStore) -> None:
+    def refused(decider: Decider) -> None:
+        # PostgreSQL keeps no NUL in a text.
+        decider.group.statements.append(("save_secret", ("a\0b", b"x", 0)))
+
+    first, bad, last = appended(store, b"1"), asked(store, refused), appended(store, b"2")
+
+    assert isinstance(await first, Appended)
+    assert await bad == Failed(full=False)
+    assert isinstance(await last, Appended)
+
+
+async def test_two_nodes_that_take_turns_see_each_others_state(
+    store: PostgresStore, postgres_dsn: str
+) -> None:
+    other = await PostgresStore.open(PostgresSettings(url=postgres_dsn), SystemClock())
+    try:
+        for number in range(20):
+            node = (store, other)[number % 2]
+            outcome = asyncio.get_running_loop().create_future()
+            node.append(append("s", b"x", producer=("p", 0, number)), outcome.set_result)
+            assert isinstance(await outcome, Appended), number
+        assert other.turns.counted.dropped >= 9
+    finally:
+        await other.close()
