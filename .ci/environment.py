@@ -16,6 +16,16 @@ from pathlib import Path
 from typing import NoReturn
 
 
+RUN = ("requirements.lock", "made-for-run")
+DEMO = ("requirements-demo.lock", "made-for-demo")
+LESS = {
+    "requirements.lock": (),
+    "requirements-demo.lock": (RUN,),
+    "requirements-dev.lock": (RUN, DEMO),
+}
+"""What an environment may have been made for, and still hold nothing that its lock does not."""
+
+
 def main(root: Path, lock: str, stamp_name: str, stamp: str) -> None:
     environment = root / ".venv"
     # The kernel drops this lock when its holder dies, however it dies: it is never left behind.
@@ -23,13 +33,13 @@ def main(root: Path, lock: str, stamp_name: str, stamp: str) -> None:
         hold(mutex.fileno())
         if read(environment / stamp_name) == stamp:
             return
-        if not was_made_from(lock, environment, root, stamp_name):
-            if was_made_from("requirements.lock", environment, root, "made-for-run"):
-                # requirements-dev.lock pins what requirements.lock pins and more: adding it
-                # changes nothing that a running server may be using.
+        if not was_made_from(lock, stamp_name, environment, root):
+            if any(was_made_from(*less, environment, root) for less in LESS[lock]):
+                # A lock pins what the ones before it pin and more: adding it changes nothing that
+                # a running server may be using.
                 say(f"adding {lock} to .venv (once)")
             else:
-                say(f"making .venv from {lock} (once, it takes a minute)")
+                say(f"making .venv from {lock} (once, it takes a minute or two)")
                 make_empty(environment)
             pip(environment, "install", "--require-hashes", "--requirement", str(root / lock))
         # The build backend is in the lock as well: nothing unhashed is fetched for this step.
@@ -46,7 +56,7 @@ def hold(mutex: int) -> None:
         fcntl.flock(mutex, fcntl.LOCK_EX)
 
 
-def was_made_from(lock: str, environment: Path, root: Path, stamp_name: str) -> bool:
+def was_made_from(lock: str, stamp_name: str, environment: Path, root: Path) -> bool:
     """Say whether a finished environment of exactly this lock is there, in this very place.
 
     The stamp's third line, pyproject.toml, may differ: that asks for the project's own

@@ -9,7 +9,7 @@ environment_stamp() {
     cksum <"$root/pyproject.toml"
 }
 
-environment_is_made() { # for run | test
+environment_is_made() { # for run | demo | test
     [ -x "$root/.venv/bin/python" ] &&
         [ -f "$root/.venv/made-for-$1" ] &&
         [ "$(cat "$root/.venv/made-for-$1")" = "$(environment_stamp "$(environment_lock "$1")")" ]
@@ -18,6 +18,7 @@ environment_is_made() { # for run | test
 environment_lock() {
     case $1 in
     run) echo requirements.lock ;;
+    demo) echo requirements-demo.lock ;;
     test) echo requirements-dev.lock ;;
     esac
 }
@@ -35,10 +36,12 @@ environment_python() {
     return 1
 }
 
-environment() { # for run | test
-    # What the tests need holds everything that running needs: it stays an environment for tests.
+environment() { # for run | demo | test
+    # Each of them holds everything that those before it need: an environment never becomes less.
     if [ -f "$root/.venv/made-for-test" ]; then
         set -- test
+    elif [ "$1" = run ] && [ -f "$root/.venv/made-for-demo" ]; then
+        set -- demo
     fi
     if environment_is_made "$1"; then
         return

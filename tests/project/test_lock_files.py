@@ -11,7 +11,13 @@ PINNED = re.compile(r"^(?P<package>[A-Za-z0-9._-]+)(\[[^\]]*\])?==(?P<version>\S
 
 
 @pytest.mark.parametrize(
-    "lock", ["requirements.lock", "requirements-dev.lock", "tests/package-lock.json"]
+    "lock",
+    [
+        "requirements.lock",
+        "requirements-demo.lock",
+        "requirements-dev.lock",
+        "tests/package-lock.json",
+    ],
 )
 def test_a_lock_file_names_no_host(lock: str) -> None:
     naming = [line for line in (ROOT / lock).read_text().splitlines() if "://" in line]
@@ -19,7 +25,9 @@ def test_a_lock_file_names_no_host(lock: str) -> None:
     assert naming == []
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
+@pytest.mark.parametrize(
+    "lock", ["requirements.lock", "requirements-demo.lock", "requirements-dev.lock"]
+)
 def test_every_pinned_python_package_has_a_hash(lock: str) -> None:
     lines = (ROOT / lock).read_text().splitlines()
     after_pins = {
@@ -37,9 +45,10 @@ def test_every_locked_npm_package_has_a_hash() -> None:
 
 
 def test_what_runs_and_what_is_tested_are_the_same_versions() -> None:
-    run, test = (
+    run, demo, test = (
         {found["package"]: found["version"] for found in PINNED.finditer((ROOT / lock).read_text())}
-        for lock in ("requirements.lock", "requirements-dev.lock")
+        for lock in ("requirements.lock", "requirements-demo.lock", "requirements-dev.lock")
     )
 
-    assert run.items() <= test.items()
+    assert run.items() <= demo.items()
+    assert demo.items() <= test.items()

@@ -12,6 +12,7 @@ from importlib import import_module
 import typer
 
 COMMANDS = {
+    "demo": "demo",
     "serve": "serve",
     "ls": "streams",
     "create": "streams",

@@ -18,7 +18,7 @@ _SIZE = re.compile(r"(\d{1,16})([kmg]?)b?", re.ASCII)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE = ("true", "false")
 _SECRET = ("token",)
-_FROM_SPARK = ("checkpointlocation",)
+_FROM_SPARK = ("checkpointlocation", "queryname")
 """What Spark itself adds to the options of a stream."""
 
 
