@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 
 HERE = Path(__file__).parent
+# The first test of a run also waits for Spark: 90 seconds were seen on a machine that had ten times
+# more to do than cores.
+TEST_SECONDS_MAX = 300
 WARNINGS = (
     # PySpark says so of pandas 3, whatever is done with it.
     "ignore:PySpark does not yet fully support pandas:FutureWarning",
@@ -36,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             for warning in WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_SECONDS_MAX))
 
 
 @pytest.fixture(scope="session")
