@@ -1,8 +1,8 @@
 """What the commands of `fencepost pipeline` share: a quiet Spark, a bar, and ends in words.
 
 Spark logs to the stderr of whoever started it. Here that is a file beside the command, which is
-shown only when Spark itself cannot go on; what people see on stderr is our own sentence. Nothing of
-Spark is imported before a command needs it: the help is for everyone.
+thrown away unless it was asked for; what people see on stderr is our own sentence. Nothing of Spark
+is imported before a command needs it: the help is for everyone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -26,7 +26,6 @@ from fencepost.cli.render import REFUSED, CommandError, progress, talking
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOG_LINES_SHOWN = 5
 POLL_SECONDS = 0.3
 
 Master = Annotated[
@@ -133,11 +132,17 @@ def _sentence(error: Exception) -> str:
 
 
 @contextmanager
-def bar(spark: SparkSession, what: str, *, hidden: bool) -> Iterator[Step]:
-    """A bar for as long as Spark is at work, with the tasks of its present step."""
+def bar(spark: SparkSession, what: str, *, hidden: bool) -> Iterator[Callable[[str], None]]:
+    """A bar for as long as Spark is at work, with the tasks of its present step.
+
+    Call what it gives with what is being done now.
+    """
     with progress(hidden=hidden) as bars:
         task = bars.add_task(what, total=None)
-        step = Step(lambda text: bars.update(task, description=text))
+
+        def step(text: str) -> None:
+            bars.update(task, description=text)
+
         if bars.disable:
             yield step
             return
@@ -158,14 +163,3 @@ def bar(spark: SparkSession, what: str, *, hidden: bool) -> Iterator[Step]:
         finally:
             stop.set()
             thread.join()
-
-
-class Step:
-    """Says what is being done now."""
-
-    def __init__(self, show: object) -> None:
-        self._show = show
-
-    def __call__(self, text: str) -> None:
-        assert callable(self._show)
-        self._show(text)

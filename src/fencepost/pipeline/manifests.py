@@ -175,7 +175,7 @@ class ManifestBook:
         for path in removed:
             path.unlink(missing_ok=True)
         for path in _files_below(self._root / DATA):
-            if path not in named and now - path.stat().st_mtime >= unnamed_seconds:
+            if path not in named and _age(path, now) >= unnamed_seconds:
                 path.unlink(missing_ok=True)
                 removed.append(path)
         _remove_empty_folders(self._root / DATA, now - unnamed_seconds)
@@ -196,6 +196,14 @@ def _give_name(draft: Path, target: Path) -> None:
         if target.exists():
             raise FileExistsError(target) from None
         os.rename(draft, target)
+
+
+def _age(path: Path, now: float) -> float:
+    """Seconds since a file was written; none when its writer has just moved it elsewhere."""
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return -1.0
 
 
 def _files_below(folder: Path) -> list[Path]:

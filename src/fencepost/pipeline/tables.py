@@ -26,6 +26,7 @@ from fencepost.pipeline.columns import log_schema
 from fencepost.pipeline.connection import Connection, connection_of
 from fencepost.pipeline.manifests import ManifestBook
 from fencepost.pipeline.options import Options
+from fencepost.pipeline.reading import beyond_head_error
 from fencepost.pipeline.sessions import register
 from fencepost.pipeline.tables_applying import (
     Applying,
@@ -94,6 +95,8 @@ def backfill(
     with plan.connection.client() as client:
         head = client.log_head()
         position = plan.applying.book().load().position
+        if position > head:
+            raise beyond_head_error(position, head)
         while position < head:
             piece = client.plan(
                 after=position,
