@@ -95,6 +95,7 @@ def _throughput(
     for _ in range(options.runs):
         for what, run in measured.items():
             times[what].append(_timed(run))
+            print(f"{what}: {options.rows / times[what][-1]:,.0f} rows/s", flush=True)
     for what, seconds in times.items():
         rates = [options.rows / one for one in seconds]
         table.add_row(
