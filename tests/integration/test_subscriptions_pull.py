@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import engine as engine
+from tests.engines import serving_on
 from tests.integration.subscriptions_support import Client, code, polled, tails
 from tests.serving import ServerProcess
 
@@ -14,8 +16,8 @@ START = "0" * 16 + "_" + "0" * 16
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "data") as process:
+def server(engine: str, tmp_path: Path) -> Iterator[ServerProcess]:
+    with serving_on(engine, tmp_path / "data") as process:
         yield process
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.engines import engine as engine
 from tests.integration.subscriptions_support import Client, code
 from tests.serving import ServerProcess
 

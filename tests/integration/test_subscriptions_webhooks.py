@@ -9,6 +9,8 @@ import httpx
 import pytest
 from cryptography.exceptions import InvalidSignature
 
+from tests.engines import engine as engine
+from tests.engines import serving_on
 from tests.integration.subscriptions_support import (
     DONE,
     Client,
@@ -24,8 +26,8 @@ from tests.serving import ServerProcess
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "data") as process:
+def server(engine: str, tmp_path: Path) -> Iterator[ServerProcess]:
+    with serving_on(engine, tmp_path / "data") as process:
         yield process
 
 

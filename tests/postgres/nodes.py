@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import httpx
 import psycopg
@@ -21,15 +20,8 @@ class Node(ServerProcess):
     """One server of several on a database."""
 
     def __init__(self, dsn: str, environment: Mapping[str, str] | None = None) -> None:
-        super().__init__(
-            Path(), arguments=["--store", dsn, "--long-poll-ms", "500"], environment=environment
-        )
+        super().__init__(store=dsn, arguments=["--long-poll-ms", "500"], environment=environment)
         self._is_frozen = False
-
-    def _command(self) -> list[str]:
-        command = super()._command()
-        at = command.index("--data")
-        return command[:at] + command[at + 2 :]
 
     def freeze(self) -> None:
         """Stop the process where it stands; its connections stay."""

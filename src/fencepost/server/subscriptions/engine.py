@@ -176,7 +176,7 @@ class Engine:
                 draft.restrict(self._readers(owner))
             if draft.glob is not None and self.registry.find(name) is None:
                 found = await self._store.live_streams(draft.glob.prefix, draft.matches)
-            await self._store.expect(config.streams)
+            await self._store.expect(filter(None, (*config.streams, config.wake_stream)))
         finally:
             self._scans.remove(scan)
         if scan.void:

@@ -15,11 +15,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from fencepost.clock import Clock
 from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.offsets import START
+from fencepost.protocol.streams import Stream
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.store.contract import (
     Failed,
@@ -78,10 +78,38 @@ class _Stretch:
     def needs(self, needs: Needs) -> None:
         needs.paths.update(path for path, _ in self.announced)
 
-    def decide(self, decider: Decider) -> None:
+    def decide(self, decider: Decider) -> list[str]:
+        """Write it; the wake streams that did not take their events."""
         decider.group.statements += self.statements
-        for path, event in self.announced:
-            _announce(decider, path, event)
+        return [path for path, event in self.announced if not _announce(decider, path, event)]
+
+
+class _WakeStreams:
+    """Which of the streams that wakes are announced in take appends, as far as is known."""
+
+    def __init__(self) -> None:
+        self._takes: dict[str, bool] = {}
+        self.unsure: set[str] = set()
+        """Those that have to be looked at before the next try."""
+
+    def appends(self, path: str) -> bool:
+        takes = self._takes.get(path, False)
+        if not takes:
+            self.unsure.add(path)
+        return takes
+
+    def note(self, path: str, stream: Stream | None) -> None:
+        """This is what a look has found at a path."""
+        self._takes[path] = stream is not None and not stream.closed
+
+    def made(self, stream: Stream) -> None:
+        """A stream was made: wakes may wait for it."""
+        if stream.path in self._takes:
+            self.note(stream.path, stream)
+
+    def refused(self, path: str) -> None:
+        """A stream did not take an event."""
+        self._takes[path] = False
 
 
 class PostgresSubscriptions:
@@ -96,11 +124,12 @@ class PostgresSubscriptions:
         self._is_scheduled = False
         self._under_way = 0
         self._loaded: tuple[list[Subscription], int] = ([], 1)
-        self._expected: dict[str, LiveStream] = {}
+        self._expected: dict[str, Stream] = {}
         self._paths: dict[int, str] = {}  # of the streams that links are to
+        self._takes = _WakeStreams()
         self._watcher: Watcher | None = None
         self._published: Callable[[Sequence[Published]], None] = _ignore
-        self.followed = -1
+        self.followed = self._saved = -1
         """The newest turn that the engine was told of."""
         self._behind = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -111,7 +140,12 @@ class PostgresSubscriptions:
         """Read everything that `load` returns."""
         rows, links, last, followed = await self._store.readers.run(_load)
         [(self.followed, _)] = followed
+        self._saved = self.followed
         found = subscribed.subscriptions_from_rows(rows, links)
+        self._takes.unsure = {
+            one.config.wake_stream for one in found if one.config.wake_stream is not None
+        }
+        await self._look_at_wake_streams()
         self._loaded = (found, last[0][0] + 1 if last else 1)
         for subscription in found:
             for link in subscription.links.values():
@@ -121,18 +155,21 @@ class PostgresSubscriptions:
         return self._loaded
 
     async def expect(self, paths: Iterable[str]) -> None:
-        asked = list(paths)
-        rows: list[Row] = []
-        if asked:
-            rows = await self._store.readers.run(
-                lambda connection: connection.fetch("find_streams", (asked,))
-            )
-        live = [row for row in rows if row[2] == records.LIVE]
-        streams = [records.stream_from_row(row)[0] for row in live]
-        self._expected = {one.path: LiveStream(one.path, one.id, one.tail) for one in streams}
+        self._expected = {one.path: one for one in await self._streams(paths)}
 
     def find_stream(self, path: str) -> LiveStream | None:
-        return self._expected.get(path)
+        found = self._expected.get(path)
+        return None if found is None else LiveStream(path, found.id, found.tail)
+
+    async def _streams(self, paths: Iterable[str]) -> list[Stream]:
+        """The committed streams at these paths."""
+        asked = list(paths)
+        if not asked:
+            return []
+        rows = await self._store.readers.run(
+            lambda connection: connection.fetch("find_streams", (asked,))
+        )
+        return [records.stream_from_row(row)[0] for row in rows if row[2] == records.LIVE]
 
     async def live_streams(
         self, prefix: tuple[str, ...], matches: Callable[[str], bool]
@@ -162,6 +199,10 @@ class PostgresSubscriptions:
         stretch, self._open = self._open, _Stretch()
         self._is_scheduled = False
         self._under_way += 1
+        if stretch.statements and self.followed > self._saved:
+            # What these writes come from need not be told to the next leader again.
+            stretch.statements.append(("save_followed", (self.followed,)))
+            self._saved = self.followed
         needs = stretch.needs if stretch.announced else None
         self._term.submit(stretch.decide, partial(self._told, stretch), needs)
 
@@ -171,6 +212,11 @@ class PostgresSubscriptions:
         if failure is not None:
             # Whatever is decided from here on stands on something that may not have happened.
             self._term.end("what it wrote could not be stored")
+        else:
+            assert isinstance(outcome, list)
+            for path in outcome:
+                log.warning("the wake stream %s takes no appends", path)
+                self._takes.refused(path)
         for answer in stretch.answers:
             try:
                 answer(failure)
@@ -179,6 +225,9 @@ class PostgresSubscriptions:
 
     def insert(self, subscription: Subscription) -> None:
         self._write("insert_subscription", *subscribed.subscription_columns(subscription))
+        wake_stream = subscription.config.wake_stream
+        if wake_stream is not None:
+            self._takes.note(wake_stream, self._expected.get(wake_stream))
         for link in subscription.links.values():
             self.save_link(subscription, link)
 
@@ -197,14 +246,24 @@ class PostgresSubscriptions:
         self._write("delete_link", subscription.id, path)
 
     def announce(self, path: str, event: bytes) -> bool:
-        """Append an event in the turn of the wake; whether the stream takes it shows there.
+        """Append an event in the turn of the wake, if the stream takes appends as far as is known.
 
-        When it does not, nobody has to try again: a stream that is gone or closed takes no event
-        before it is made anew, and then the engine announces its wakes again.
+        When it turns out there that it does not, nothing has to be undone: a stream that is gone or
+        closed takes no event before it is made anew, and then the engine announces its wakes again.
         """
+        if not self._takes.appends(path):
+            self._behind.set()
+            return False
         self._open.announced.append((path, event))
         self._stir()
         return True
+
+    async def _look_at_wake_streams(self) -> None:
+        unsure = self._takes.unsure
+        self._takes.unsure = set()
+        found = {one.path: one for one in await self._streams(unsure)}
+        for path in unsure:
+            self._takes.note(path, found.get(path))
 
     def after(self, answer: Answer) -> None:
         self._open.answers.append(answer)
@@ -236,6 +295,7 @@ class PostgresSubscriptions:
                 self._behind.clear()
                 try:
                     await self._catch_up()
+                    await self._look_at_wake_streams()
                 except StoreAwayError as error:
                     log.warning("the subscriptions cannot follow: %s", error)
                 try:
@@ -293,6 +353,7 @@ class PostgresSubscriptions:
             if row is not None and row[2] == records.LIVE:
                 stream, _ = records.stream_from_row(row)
                 start = START if stream.fork is None else stream.fork.at
+                self._takes.made(stream)
                 watcher.created(stream_id, stream.path, start)
         for stream_id in turn.removed:
             # Its row may be purged by now, but then it is known from its links.
@@ -350,15 +411,12 @@ def _turns(after: int, connection: PostgresConnection) -> tuple[list[Turn], list
     return turns, connection.fetch("streams_of_turns", (ids,)) if ids else []
 
 
-def _announce(decider: Decider, path: str, event: bytes) -> None:
+def _announce(decider: Decider, path: str, event: bytes) -> bool:
     entry = decider.alive(path, decider.tick())
-    outcome: Any = None
-    if entry is not None and not entry.stream.soft_deleted:
-        stream = entry.stream
-        batch = subscribed.event_batch(stream, event)
-        outcome = decider.append(Append(path, batch, stream.media_type))
-    if not isinstance(outcome, Appended):
-        log.warning("the wake stream %s takes no appends: make it, and wakes go there", path)
+    if entry is None or entry.stream.soft_deleted:
+        return False
+    batch = subscribed.event_batch(entry.stream, event)
+    return isinstance(decider.append(Append(path, batch, entry.stream.media_type)), Appended)
 
 
 def _published(row: Row) -> Published:
