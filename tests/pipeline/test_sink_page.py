@@ -29,10 +29,6 @@ def test_the_python_of_the_page_runs(
     for block in BLOCK.finditer(PAGE):
         source = block[1].replace("http://localhost:4437", server.url)
         exec(source, namespace)  # noqa: S102  (running the documentation is the point)
-    namespace["write_both"](
-        spark.read.format("fencepost").option("url", server.url).option("stream", "orders").load(),
-        0,
-    )
 
     expected = [{"country": "de", "id": n, "eur": n * 2.5} for n in range(4)]
     assert messages(server.url, "orders") == expected
