@@ -36,8 +36,9 @@ def check(settings: PostgresSettings, *, progress: Progress = ignore) -> Report:
                 f"the database has schema version {schema.current}, this Fencepost checks"
                 f" {schema.newest}: run `fencepost migrate` first"
             )
+        # A look at everything takes as long as it takes.
+        connection.be_patient()
         with connection:
-            # A look at everything takes as long as it takes.
             connection.raw.execute(b"SET LOCAL statement_timeout = 0", prepare=False)
             for done, code in enumerate(CHECKS):
                 progress("checks", done, len(CHECKS))

@@ -20,6 +20,7 @@ from psycopg.types.string import StrBinaryDumper
 
 from fencepost.store.engine.database import Row, Values
 from fencepost.store.postgres import arrays
+from fencepost.store.postgres.patience import PatientConnection
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import Statement, statement
 
@@ -101,13 +102,14 @@ def connect(settings: PostgresSettings, *, readonly: bool = False) -> PostgresCo
 
     What goes wrong is either an error of psycopg, for `is_away` to look at, or says what to change.
     """
-    raw = psycopg.Connection.connect(
+    raw = PatientConnection.connect(
         settings.url,
         autocommit=True,
         cursor_factory=psycopg.RawCursor,
         **OPTIONS,
         connect_timeout=settings.connect_timeout_s,
     )
+    raw.silence_s_max = settings.silence_s_max
     try:
         adapt(raw)
         row = raw.execute(SERVER, prepare=False).fetchone()
@@ -188,7 +190,7 @@ class PostgresConnection:
     after_every_text = "\U0010ffff" * 1025
     """The last character, more often than it fits into any text that we keep an order of."""
 
-    def __init__(self, raw: psycopg.Connection[Row], *, writes: bool) -> None:
+    def __init__(self, raw: PatientConnection, *, writes: bool) -> None:
         self.raw = raw
         self._begin = b"BEGIN" if writes else b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
         self._cursor = raw.cursor(binary=True)
@@ -298,6 +300,10 @@ class PostgresConnection:
             with contextlib.suppress(psycopg.Error):
                 self.rollback()
         return None
+
+    def be_patient(self) -> None:
+        """Wait for every answer from here on, however long it takes."""
+        self.raw.silence_s_max = None
 
     def close(self) -> None:
         self.raw.close()

@@ -87,6 +87,7 @@ def _schema_version(connection: PostgresConnection) -> int:
 @contextlib.contextmanager
 def _migrating(connection: PostgresConnection) -> Iterator[None]:
     """Hold the lock, waiting for as long as another server takes."""
+    connection.be_patient()
     with connection:
         _say(connection, "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
         _say(connection, f"SELECT pg_advisory_lock({MIGRATION_LOCK})")

@@ -33,3 +33,8 @@ class PostgresSettings(StoreSettings):
     """How long the node that leads may be silent before the database lets another take over."""
     node_silence_ms: int = 60_000
     """How long a node may be silent before its address is forgotten."""
+
+    @property
+    def silence_s_max(self) -> float:
+        """How long a database that is waited for may say nothing: longer than it may take."""
+        return max(self.read_timeout_ms, self.turn_wait_ms) / 1000 + self.connect_timeout_s

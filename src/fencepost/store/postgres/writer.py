@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor
+from psycopg import AsyncCursor, AsyncRawCursor
 
 from fencepost.store.engine.database import Row, Values
 from fencepost.store.postgres.database import OPTIONS, SERVER, adapt, judge, session
+from fencepost.store.postgres.patience import PatientAsyncConnection
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import Statement, statement
 
@@ -21,19 +22,20 @@ from fencepost.store.postgres.statements import Statement, statement
 class WritingConnection:
     """One connection of a node, used by one task at a time."""
 
-    def __init__(self, raw: AsyncConnection[Row]) -> None:
+    def __init__(self, raw: PatientAsyncConnection) -> None:
         self.raw = raw
 
     @classmethod
     async def connect(cls, settings: PostgresSettings) -> Self:
         """Reach the database; it must make commits durable."""
-        raw = await AsyncConnection.connect(
+        raw = await PatientAsyncConnection.connect(
             settings.url,
             autocommit=True,
             cursor_factory=AsyncRawCursor,
             **OPTIONS,
             connect_timeout=settings.connect_timeout_s,
         )
+        raw.silence_s_max = settings.silence_s_max
         try:
             adapt(raw)
             cursor = await raw.execute(SERVER, prepare=False)
