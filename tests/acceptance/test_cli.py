@@ -481,6 +481,24 @@ def test_rm_asks_at_a_terminal_and_refuses_without_one(shell: Shell) -> None:
     assert list(shell.client.streams(match="precious")) == []
 
 
+def test_writers_are_listed_and_forgotten(shell: Shell) -> None:
+    shell.client.open_writer("by-day", "q-1")
+    shell.client.commit(
+        [], writer=fencepost.WriterBatch(name="by-day", query="q-1", epoch=1, batch=7)
+    )
+
+    shown = shell.run("writers").stdout
+    listed = json.loads(shell.run("writers", "by-*", "--json").stdout)
+    assert "--yes" in shell.refusal("forget-writer", "by-day", code=2)
+    shell.run("forget-writer", "by-day", "--yes")
+
+    assert "by-day" in shown
+    assert "q-1" in shown
+    assert (listed["epoch"], listed["batch"]) == (1, 7)
+    assert shell.run("writers", "--json").stdout == ""
+    assert "nobody opened a writer" in shell.refusal("forget-writer", "by-day", "--yes")
+
+
 # What goes wrong
 
 

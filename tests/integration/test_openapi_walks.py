@@ -147,6 +147,43 @@ def test_a_walk_of_commits_is_as_documented(walk: Walk) -> None:
     commit("409 part_missing", item("c4", None, parts=[{"txn": "t", "part": "none"}]))
 
 
+def test_a_walk_of_writers_is_as_documented(walk: Walk) -> None:
+    writer, part = "/v1/writers/{name}", "/v1/staging/{txn}/{part}"
+
+    def publish(expected: str, batch: int, *items: dict[str, Any], **more: Any) -> Any:
+        who = {"name": "w", "query": "q", "epoch": 2, "batch": batch, "digest": "d", **more}
+        body = {"appends": list(items), "writer": who}
+        return walk(expected, "POST", "/v1/commit", body=body).json()
+
+    walk("404 writer_not_found", "GET", writer, name="w")
+    publish("409 writer_not_found", 0)
+    assert walk("200", "POST", writer, name="w", body={"query": "q"}).json()["batch"] is None
+    assert walk("200", "POST", writer, name="w", body={"query": "q"}).json()["epoch"] == 2
+    item = {"stream": "pub", "content_type": "application/json", "data": 1, "auto_create": True}
+    assert publish("200", 0, item)["batch"] == 0
+    assert publish("200", 0, item)["match"] is True
+    assert publish("200", 0, item, digest="e")["match"] is False
+    assert publish("200", 3)["batch"] == 3
+    assert publish("200", 1)["match"] is None
+    assert publish("409 writer_fenced", 4, epoch=1)["epoch"] == 2
+    assert publish("409 writer_query_changed", 4, query="r")["batch"] == 3
+    publish("400 writer_invalid", 4, query="")
+    changed = walk("409 writer_query_changed", "POST", writer, name="w", body={"query": "r"})
+    assert changed.json()["query"] == "q"
+    body = {"query": "r", "allow_new": True}
+    assert walk("200", "POST", writer, name="w", body=body).json()["batch"] is None
+    walk("400 writer_invalid", "POST", writer, name="w", body={"query": ""})
+    walk("200", "GET", writer, name="w")
+    page = walk("200", "GET", "/v1/writers", match="*", limit="1").json()
+    assert page["writers"][0]["name"] == "w"
+    walk("400 limit_invalid", "GET", "/v1/writers", limit="0")
+    walk("204", "DELETE", writer, name="w")
+    walk("404 writer_not_found", "DELETE", writer, name="w")
+    walk("201", "POST", part, txn="u", part="p", body=[1])
+    walk("204", "DELETE", part, txn="u", part="p")
+    walk("404 part_missing", "DELETE", part, txn="u", part="p")
+
+
 def test_a_walk_of_workers_is_as_documented(walk: Walk) -> None:
     root = "/v1/stream/__ds/subscriptions/{id}"
     walk("201", "PUT", STREAM, path="wakes", body=[])
