@@ -59,7 +59,8 @@ class Holds:
     def __init__(self) -> None:
         self.held: Held | None = None
         """What the commit that is under way holds."""
-        self._all: list[Held] = []
+        self.all: list[Held] = []
+        """What every large commit holds that has come; a request asks only if there is any."""
         self._waiting: deque[tuple[int, Retry]] = deque()
         self._arrivals = 0
         self._replayed: int | None = None
@@ -69,13 +70,13 @@ class Holds:
 
     def __bool__(self) -> bool:
         """Whether a request has to ask if it must wait."""
-        return bool(self._all)
+        return bool(self.all)
 
     def take(self, request: Commit) -> Held:
         """Let a large commit hold what it names, from its arrival on."""
         self._arrivals += 1
         held = Held(request, self._arrivals)
-        self._all.append(held)
+        self.all.append(held)
         return held
 
     def begin(self, held: Held) -> None:
@@ -105,12 +106,12 @@ class Holds:
         if self._replayed is not None:
             # What came after this request cannot hold it up.
             number = self._replayed
-            before = (held for held in self._all if held.number < number and not held.is_over)
+            before = (held for held in self.all if held.number < number and not held.is_over)
             if any(map(touches, before)):
                 self._still_waiting.append((number, retry))
                 return True
             return False
-        if any(map(touches, self._all)):
+        if any(map(touches, self.all)):
             self._arrivals += 1
             self._waiting.append((self._arrivals, retry))
             return True
@@ -128,7 +129,7 @@ class Holds:
             await asyncio.sleep(0)
         self._waiting.extend(self._still_waiting)
         self._still_waiting.clear()
-        self._all.remove(held)
+        self.all.remove(held)
         if self.held is held:
             self.held = None
 

@@ -100,6 +100,7 @@ class SqliteStore:
         self.decider = Decider(self._lookups, settings, clock.now_ms)
         self.ledger = self.decider.ledger
         self._holds = self.decider.holds
+        self._held = self._holds.all
         self._large = LargeCommits(self)
         self._listeners: list[Listener] = []
         self.wal_pages = self._folded_pages = 0
@@ -173,7 +174,7 @@ class SqliteStore:
         request: Append,
         done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
-        if self._holds and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
+        if self._held and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
             return
         if self._takes(done):
             self.commits.after(done, self.decider.append(request))
@@ -183,19 +184,19 @@ class SqliteStore:
             return
         if is_large(request, self.settings.commit_slice_appends):
             self._large.add(request, done)
-        elif not self._holds or not self._holds.keeps_commit(
+        elif not self._held or not self._holds.keeps_commit(
             request, lambda: self.commit(request, done)
         ):
             self.commits.after(done, self.decider.commit(request))
 
     def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
-        if self._holds and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
+        if self._held and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
             return
         if self._takes(done):
             self.commits.after(done, self.decider.stage(upload))
 
     def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
-        if self._holds and self._holds.keeps_part(part, lambda: self.unstage(part, done)):
+        if self._held and self._holds.keeps_part(part, lambda: self.unstage(part, done)):
             return
         if self._takes(done):
             self.commits.after(done, self.decider.unstage(part))
@@ -204,7 +205,7 @@ class SqliteStore:
         self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
     ) -> None:
         holds = self._holds
-        if holds and holds.keeps_writer(request.name, lambda: self.open_writer(request, done)):
+        if self._held and holds.keeps_writer(request.name, lambda: self.open_writer(request, done)):
             return
         if self._takes(done):
             self.commits.after(done, self.decider.open_writer(request))
@@ -213,7 +214,7 @@ class SqliteStore:
         self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
     ) -> None:
         holds = self._holds
-        if holds and holds.keeps_writer(name, lambda: self.forget_writer(name, owner, done)):
+        if self._held and holds.keeps_writer(name, lambda: self.forget_writer(name, owner, done)):
             return
         if self._takes(done):
             self.commits.after(done, self.decider.forget_writer(name, owner))
@@ -225,7 +226,7 @@ class SqliteStore:
         return find_committed(self._lookups, name) or WriterMissing()
 
     def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
-        for path in self._paths_of(request) if self._holds else ():
+        for path in self._paths_of(request) if self._held else ():
             if self._holds.keeps_path(path, lambda: self.create(request, done)):
                 return
         if self._takes(done):
@@ -239,7 +240,7 @@ class SqliteStore:
     def delete(
         self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
     ) -> None:
-        if self._holds and self._holds.keeps_path(path, lambda: self.delete(path, done)):
+        if self._held and self._holds.keeps_path(path, lambda: self.delete(path, done)):
             return
         if self._takes(done):
             self.commits.after(done, self.decider.delete(path))
@@ -251,7 +252,7 @@ class SqliteStore:
         done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
     ) -> None:
         holds = self._holds
-        if holds and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
+        if self._held and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
             return
         if self._takes(done):
             self.commits.after(done, self.decider.truncate(path, before))
