@@ -16,7 +16,6 @@ import asyncio
 import base64
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import msgspec
 
@@ -46,7 +45,7 @@ from fencepost.protocol.subscriptions import (
     decide_wake,
     snapshot_acks,
 )
-from fencepost.server.subscriptions.crew import Crew
+from fencepost.server.subscriptions.deliveries import Deliveries
 from fencepost.server.subscriptions.keys import SigningKey
 from fencepost.server.subscriptions.outcomes import (
     Acked,
@@ -59,7 +58,7 @@ from fencepost.server.subscriptions.outcomes import (
 from fencepost.server.subscriptions.registry import Registry
 from fencepost.server.subscriptions.scans import Scan
 from fencepost.server.subscriptions.settings import SubscriptionSettings
-from fencepost.server.subscriptions.showing import callback_url, show_wake, shown_streams
+from fencepost.server.subscriptions.showing import shown_streams
 from fencepost.server.subscriptions.timers import Timers
 from fencepost.server.subscriptions.tokens import Token, Tokens
 from fencepost.server.subscriptions.webhooks import Delivered, Delivery, Undelivered, Webhooks
@@ -92,7 +91,6 @@ class Engine:
         self._readers = readers
         self._clock = clock
         self._settings = settings
-        self._webhooks = webhooks
         self._tokens = tokens
         self.signing = signing
         self.counts = counts or Counts()
@@ -100,9 +98,9 @@ class Engine:
         self._timers = Timers()
         self._changed = asyncio.Event()
         self._scans: list[Scan] = []
-        self._crew = Crew(settings.deliveries_max)
-        self._delivering: dict[int, tuple[int, int]] = {}
-        self._attempts = 0
+        self._deliveries = Deliveries(
+            self, store, clock, settings, webhooks=webhooks, signing=signing
+        )
         self._next_id = 1
         self._calm_until_ms = 0
         self._started_ms = store.tick()
@@ -114,8 +112,7 @@ class Engine:
         subscriptions, self._next_id = self._store.load()
         self.registry = Registry()
         self._timers.clear()
-        self._crew.forget()
-        self._delivering.clear()
+        self._deliveries.forget()
         for subscription in subscriptions:
             if self._readers is not None:
                 subscription.restrict(self._readers(subscription.owner))
@@ -145,7 +142,7 @@ class Engine:
     @property
     def deliveries_count(self) -> int:
         """Webhook requests under way."""
-        return self._crew.working_count
+        return self._deliveries.count
 
     # What clients ask
 
@@ -398,11 +395,11 @@ class Engine:
     def _consider(self, subscription: Subscription) -> bool:
         """Wake an idle subscription that has pending work; true when that changed its wake."""
         if not subscription.wake.is_idle or not subscription.pending:
-            self._schedule(subscription)
+            self.schedule(subscription)
             return False
         now_ms = self.now_ms()
         if now_ms < self._calm_until_ms:
-            self._schedule(subscription)
+            self.schedule(subscription)
             return False
         self.counts.wakes += 1
         subscription.wake = decide_wake(
@@ -452,7 +449,7 @@ class Engine:
     def _save(self, subscription: Subscription) -> None:
         self._store.save_wake(subscription)
         self._store.after(_nobody_waits)
-        self._schedule(subscription)
+        self.schedule(subscription)
 
     def _wake_id(self) -> str:
         return "w_" + base64.urlsafe_b64encode(self._clock.token(WAKE_ID_BYTES)).decode()
@@ -463,13 +460,13 @@ class Engine:
         wake = subscription.wake
         if wake.is_idle:
             return self._calm_until_ms if subscription.pending else None
-        attempt = self._delivering.get(subscription.id)
-        if attempt is not None and attempt[0] == wake.generation:
+        if self._deliveries.has(subscription):
             return None  # its end is bounded by a timeout, and looks again
         due_ms = wake.due_ms()
         return None if due_ms is None else max(due_ms, self._calm_until_ms)
 
-    def _schedule(self, subscription: Subscription) -> None:
+    def schedule(self, subscription: Subscription) -> None:
+        """Have a subscription looked at when there is something to do for it."""
         due_ms = self._due_ms(subscription)
         if due_ms is not None and self._timers.set(subscription.id, due_ms):
             self._changed.set()
@@ -485,7 +482,7 @@ class Engine:
             if due_ms is None:
                 continue
             if due_ms > now_ms:
-                self._schedule(subscription)
+                self.schedule(subscription)
             else:
                 self._act(subscription, now_ms)
 
@@ -501,14 +498,14 @@ class Engine:
             # The streams that it was about are gone or done with; others may have come.
             self._end(subscription)
         elif subscription.config.type == WEBHOOK:
-            self._begin_delivery(subscription)
+            self._deliveries.begin(subscription)
         else:
             subscription.wake = self._announced(subscription, now_ms)
             self._save(subscription)
 
     async def run(self) -> None:
         """Keep time and deliver until cancelled; deliveries under way end with it."""
-        await self._crew.run(self._keep_time)
+        await self._deliveries.run(self._keep_time)
 
     async def _keep_time(self) -> None:
         while True:
@@ -527,63 +524,9 @@ class Engine:
 
     async def drain(self, seconds_max: float) -> None:
         """Start no more deliveries, and wait for those under way."""
-        await self._crew.drain(seconds_max)
+        await self._deliveries.drain(seconds_max)
 
-    # Webhooks
-
-    def _begin_delivery(self, subscription: Subscription) -> None:
-        self._attempts += 1
-        attempt = (subscription.wake.generation, self._attempts)
-        self._delivering[subscription.id] = attempt
-        self._store.after(partial(self._deliverable, subscription, attempt))
-
-    def _deliverable(
-        self, subscription: Subscription, attempt: tuple[int, int], failure: Failure | None
-    ) -> None:
-        """The wake is on disk: it may leave the house."""
-        if failure is None:
-            self._crew.add(partial(self._deliver, subscription, attempt))
-
-    async def _deliver(self, subscription: Subscription, attempt: tuple[int, int]) -> None:
-        wake = subscription.wake
-        current = self.registry.holds(subscription) and wake.generation == attempt[0]
-        try:
-            # A callback may have come for an earlier attempt while this one waited its turn.
-            if current and wake.next_attempt_ms is not None:
-                started_ms = self.now_ms()
-                delivery = await self._post(subscription)
-                self._delivered(subscription, wake, delivery, started_ms)
-        except Exception:
-            log.exception("a delivery failed in an unexpected way")
-            self._delivered(subscription, wake, Undelivered("internal error"), started_ms=0)
-        finally:
-            if self._delivering.get(subscription.id) == attempt:
-                del self._delivering[subscription.id]
-            if self.registry.holds(subscription):
-                self._schedule(subscription)
-
-    async def _post(self, subscription: Subscription) -> Delivery:
-        config, wake = subscription.config, subscription.wake
-        assert config.webhook_url is not None
-        body = msgspec.json.encode(
-            {
-                "subscription_id": subscription.name,
-                "wake_id": wake.wake_id,
-                "generation": wake.generation,
-                "streams": show_wake(subscription),
-                "callback_url": callback_url(subscription),
-                "callback_token": self.token(subscription),
-            }
-        )
-        headers = [
-            (b"Content-Type", b"application/json"),
-            (b"User-Agent", b"fencepost"),
-            (b"Webhook-Signature", self.signing.signature(body, now_ms=self._clock.now_ms())),
-        ]
-        timeout_ms = min(self._settings.delivery_timeout_ms, config.lease_ttl_ms)
-        return await self._webhooks.post(config.webhook_url, body, headers, timeout_ms=timeout_ms)
-
-    def _delivered(
+    def delivered(
         self, subscription: Subscription, wake: Wake, delivery: Delivery, started_ms: int
     ) -> None:
         """Take down what came of a delivery, unless its wake is over by now."""

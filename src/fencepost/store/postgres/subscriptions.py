@@ -21,28 +21,19 @@ from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.offsets import START
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.subscriptions import Link, Subscription
-from fencepost.store.contract import (
-    Failed,
-    Failure,
-    LiveStream,
-    Published,
-    StoreAwayError,
-    Watcher,
-)
+from fencepost.store.contract import Failure, LiveStream, Published, Watcher
 from fencepost.store.engine import records, subscribed
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.ledger import view_of
 from fencepost.store.postgres.database import PostgresConnection
-from fencepost.store.postgres.feed import TURNS_PER_LOOK_MAX, Turn
+from fencepost.store.postgres.feed import Turn
+from fencepost.store.postgres.following import Following
 from fencepost.store.postgres.ledger import Needs
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.postgres.terms import Term
 
 log = logging.getLogger(__name__)
-
-CATCH_UP_S_MAX = 10.0
-"""How long a request may wait for the engine to hear of what was written before it."""
 
 Answer = Callable[[Failure | None], None]
 
@@ -129,18 +120,16 @@ class PostgresSubscriptions:
         self._takes = _WakeStreams()
         self._watcher: Watcher | None = None
         self._published: Callable[[Sequence[Published]], None] = _ignore
-        self.followed = self._saved = -1
-        """The newest turn that the engine was told of."""
-        self._behind = asyncio.Event()
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._following = Following(term, self._tell)
+        self._saved = -1  # the turn up to which following is stored
 
     # Loading
 
     async def prepare(self) -> None:
         """Read everything that `load` returns."""
         rows, links, last, followed = await self._store.readers.run(_load)
-        [(self.followed, _)] = followed
-        self._saved = self.followed
+        [(self._saved, _)] = followed
+        self._following.turn = self._saved
         found = subscribed.subscriptions_from_rows(rows, links)
         self._takes.unsure = {
             one.config.wake_stream for one in found if one.config.wake_stream is not None
@@ -199,10 +188,11 @@ class PostgresSubscriptions:
         stretch, self._open = self._open, _Stretch()
         self._is_scheduled = False
         self._under_way += 1
-        if stretch.statements and self.followed > self._saved:
+        followed = self._following.turn
+        if stretch.statements and followed > self._saved:
             # What these writes come from need not be told to the next leader again.
-            stretch.statements.append(("save_followed", (self.followed,)))
-            self._saved = self.followed
+            stretch.statements.append(("save_followed", (followed,)))
+            self._saved = followed
         needs = stretch.needs if stretch.announced else None
         self._term.submit(stretch.decide, partial(self._told, stretch), needs)
 
@@ -252,7 +242,7 @@ class PostgresSubscriptions:
         closed takes no event before it is made anew, and then the engine announces its wakes again.
         """
         if not self._takes.appends(path):
-            self._behind.set()
+            self._following.poke()
             return False
         self._open.announced.append((path, event))
         self._stir()
@@ -287,66 +277,16 @@ class PostgresSubscriptions:
 
     async def follow(self) -> None:
         """Tell the engine of every turn, in order, until cancelled."""
-        feed = self._store.feed
-        poll_s = self._term.settings.poll_interval_ms / 1000
-        feed.on_turn = self._turned
-        try:
-            while True:
-                self._behind.clear()
-                try:
-                    await self._catch_up()
-                    await self._look_at_wake_streams()
-                except StoreAwayError as error:
-                    log.warning("the subscriptions cannot follow: %s", error)
-                try:
-                    async with asyncio.timeout(poll_s):
-                        await self._behind.wait()
-                except TimeoutError:
-                    pass
-        finally:
-            if feed.on_turn == self._turned:
-                feed.on_turn = _ignore_turn
-            self._watcher = None
-            for _, waiting in self._waiting:
-                waiting.cancel()
+        await self._following.run(self._look_at_wake_streams)
 
-    async def _catch_up(self) -> None:
-        """Read the turns that the feed will not tell: those before it began, or was heard."""
-        while True:
-            turns, rows = await self._store.readers.run(partial(_turns, self.followed))
-            by_id = {row[0]: row for row in rows}
-            if turns and turns[0].turn > self.followed + 1:
-                log.error("turns %d to %d are gone", self.followed + 1, turns[0].turn - 1)
-                self.followed = turns[0].turn - 1
-            for turn in turns:
-                # The feed may have come by meanwhile.
-                if turn.turn == self.followed + 1:
-                    self._tell(turn, by_id)
-            if len(turns) < TURNS_PER_LOOK_MAX:
-                return
-
-    def _turned(self, turn: Turn, rows: Sequence[Row]) -> None:
-        if turn.turn == self.followed + 1:
-            self._tell(turn, {row[0]: row for row in rows})
-        elif turn.turn > self.followed:
-            self._behind.set()
+    async def caught_up(self) -> Failure | None:
+        """Wait until the engine knows of everything that any node has written before this."""
+        return await self._following.caught_up()
 
     def _tell(self, turn: Turn, by_id: dict[int, Row]) -> None:
         """What happened in a turn, given its streams as they are by now."""
-        if self._watcher is not None and not self._term.over.is_set():
-            try:
-                self._explain(self._watcher, turn, by_id)
-            except Exception:
-                log.exception("the subscriptions cannot follow")
-                self._term.end("a turn could not be followed")
-                return
-        self.followed = turn.turn
-        while self._waiting and self._waiting[0][0] <= self.followed:
-            _, waiting = self._waiting.pop(0)
-            if not waiting.done():
-                waiting.set_result(None)
-
-    def _explain(self, watcher: Watcher, turn: Turn, by_id: dict[int, Row]) -> None:
+        watcher = self._watcher
+        assert watcher is not None, "an engine watches before it follows"
         for stream_id in turn.created:
             row = by_id.get(stream_id)
             # One that is gone already is not worth a link.
@@ -367,26 +307,9 @@ class PostgresSubscriptions:
         if link.stream_id is not None:
             self._paths[link.stream_id] = link.path
 
-    async def caught_up(self) -> Failure | None:
-        """Wait until the engine knows of everything that any node has written before this."""
-        [(turn, _)] = await self._store.readers.run(
-            lambda connection: connection.fetch("last_turn")
-        )
-        if self.followed >= turn:
-            return None
-        waiting: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((turn, waiting))
-        self._waiting.sort(key=lambda pair: pair[0])
-        try:
-            async with asyncio.timeout(CATCH_UP_S_MAX):
-                await asyncio.wait([waiting])
-        except TimeoutError:
-            return Failed(full=False)
-        return Failed(full=False) if waiting.cancelled() else None
-
     async def followed_durably(self) -> int | None:
         """The turn up to which everything that it led to is stored."""
-        turn = self.followed
+        turn = self._following.turn
         if self._under_way or self._is_scheduled:
             failure = await self.durable()
             if failure is not None:
@@ -402,13 +325,6 @@ def _load(connection: PostgresConnection) -> tuple[list[Row], list[Row], list[Ro
             connection.fetch("last_subscription"),
             connection.fetch("find_followed"),
         )
-
-
-def _turns(after: int, connection: PostgresConnection) -> tuple[list[Turn], list[Row]]:
-    """The next turns, and their streams as they are by now."""
-    turns = [Turn(*row) for row in connection.fetch("turns_after", (after, TURNS_PER_LOOK_MAX))]
-    ids = list({stream for turn in turns for stream in turn.streams})
-    return turns, connection.fetch("streams_of_turns", (ids,)) if ids else []
 
 
 def _announce(decider: Decider, path: str, event: bytes) -> bool:
@@ -427,7 +343,3 @@ def _published(row: Row) -> Published:
 
 def _ignore(_changes: Sequence[Published]) -> None:
     """Nobody follows yet."""
-
-
-def _ignore_turn(_turn: Turn, _rows: Sequence[Row]) -> None:
-    """Nobody follows any more."""
