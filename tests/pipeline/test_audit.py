@@ -23,9 +23,6 @@ from tests.serving import ServerProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:PySpark does not yet fully support pandas:FutureWarning"
-)
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 SIZE = 10
 

@@ -18,10 +18,6 @@ from tests.serving import ServerProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:PySpark does not yet fully support pandas:FutureWarning"
-)
-
 
 class _Source:
     def __init__(self, end: str | None, latest: str | None) -> None:
@@ -77,7 +73,7 @@ def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its
                 trigger={"availableNow": True},
                 name="lagging",
             )
-            query.awaitTermination(90)
+            query.awaitTermination(240)
             error = query.exception()
             assert error is None, error
             metrics = _until_ended(watching.port)

@@ -56,7 +56,6 @@ def test_every_metric_is_on_the_page() -> None:
         assert metric.name in page
 
 
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_the_python_of_the_page_runs(
     spark: SparkSession,
     server: ServerProcess,

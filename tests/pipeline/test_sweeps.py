@@ -17,10 +17,6 @@ from tests.serving import ServerProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:PySpark does not yet fully support pandas:FutureWarning"
-)
-
 
 def _let_a_second_pass(client: fencepost.Client) -> None:
     """Return once the server says another second than now: ages are counted in whole ones."""
