@@ -15,7 +15,6 @@ import venv
 from pathlib import Path
 from typing import NoReturn
 
-
 RUN = ("requirements.lock", "made-for-run")
 DEMO = ("requirements-demo.lock", "made-for-demo")
 LESS = {

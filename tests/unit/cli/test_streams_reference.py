@@ -14,7 +14,9 @@ from fencepost.cli.main import COMMANDS, build
 
 PAGE = Path(__file__).parents[3] / "docs/reference/cli.md"
 MARK = "<!-- commands -->\n"
-OF_STREAMS = [name for name, module in COMMANDS.items() if module not in ("serve", "data", "migrate")]
+OF_STREAMS = [
+    name for name, module in COMMANDS.items() if module not in ("demo", "serve", "data", "migrate")
+]
 ESCAPED = re.compile(r"[|*<]")
 SHARED = ("--url", "--token", "--json")
 """Options that every command has; the page explains them once."""
