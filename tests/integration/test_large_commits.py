@@ -515,12 +515,14 @@ async def test_a_stop_between_two_slices_is_made_up_for_at_the_next_start(place:
     batch = WriterBatch("w", "q", 1, 4, "d")
     done = place.commit(*items(), key="k", writer=batch)
     await place.carrying()
+    waiting = [place.append(PATHS[0], b"2"), place.append(PATHS[-1], b"2")]
 
     await place.store.close()
     assert check(place.settings.folder).findings == []
     place.open()
 
     assert await done == Unknown()
+    assert [await answered(one) for one in waiting] == [Failed(full=False)] * 2
     assert {await place.content(path) for path in PATHS} == {b"1"}
     assert await answered(place.commit(*items(), key="k", writer=batch)) == BatchDone(4, True)
     replayed = place.commit(*items(), key="k")

@@ -201,6 +201,8 @@ class LargeDecision:
             if isinstance(outcome, CommittedInSlices) and self._writer is not None:
                 self._decider.ledger.writers.save(self._decider.group, self._writer)
             return outcome
+        # Every append was accepted, so the positions that were counted are those that were used.
+        assert self._copy.next_position == self.first + self._messages
         for append, before, decided in self._tries:
             self._decider.claims.tell(append, before, decided, self._now_ms)
         group = self._copy.new_group()

@@ -101,6 +101,7 @@ class SqliteStore:
         self.ledger = self.decider.ledger
         self._holds = self.decider.holds
         self._held = self._holds.all
+        self._closing = False
         self._large = LargeCommits(self)
         self._listeners: list[Listener] = []
         self.wal_pages = self._folded_pages = 0
@@ -143,6 +144,9 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Commit what was decided, fold the log into the database, and let go of the folder."""
+        # A large commit may end half way, for the next start to finish: from here on nothing may be
+        # decided about what it holds.
+        self._closing = True
         await self._large.close()
         await self.commits.close()
         self.readers.close()
@@ -259,7 +263,7 @@ class SqliteStore:
 
     def _takes(self, done: Callable[[Failure], None]) -> bool:
         """Whether anything may be decided; else `done` is told that nothing is."""
-        if self.failure.done():
+        if self._closing or self.failure.done():
             done(Failed(full=False))
             return False
         return True
