@@ -210,8 +210,14 @@ class LargeCommit:
                 return failure
             if self._is_stopping():
                 return Failed(full=False)
-        outcome = decision.conclude()
+        concluded = await self._concluded(decision)
         await dissolve(*decision.leftovers())
+        return concluded
+
+    async def _concluded(self, decision: LargeDecision) -> Decided | CommitOutcome | Failure:
+        """What it comes to, once that is on disk. Nothing may come between deciding and waiting:
+        the group that is open at one must be the one that the other waits for."""
+        outcome = decision.conclude()
         if not isinstance(outcome, Decided):
             # The log goes on with the answer; the slices take longer to forget.
             self._decider.group.statements.append(("end_large", (self._first,)))
@@ -295,6 +301,8 @@ class LargeCommit:
             if failure is not None and not self._host.is_broken():
                 log.error("a slice of a large commit could not be written and is tried again")
                 await asyncio.sleep(RETRY_S)
+        if not self._held.was_shown:
+            self._show()  # the last commit was said to be in doubt, and is on disk
         self._decider.counts.add_all(decided.counts)
         return CommittedInSlices(decided.answer)
 
