@@ -228,3 +228,50 @@ async def test_a_disk_that_breaks_under_a_large_commit_stops_the_store_and_is_ma
         await store.close()
         assert check(folder).findings == []
     assert ends == {True, False}
+
+
+class Hiccup:
+    """One commit ends in doubt, without the disk's fault: a write of it finds no memory."""
+
+    def __init__(self, writes: int) -> None:
+        self._left = writes
+        self.happened = False
+
+    def __call__(self, kind: str, file: str, size: int, end: int) -> None:
+        del size, end
+        if kind == "write" and file.endswith("-wal") and not self.happened:
+            self._left -= 1
+            if self._left < 0:
+                self.happened = True
+                raise apsw.NoMemError("no memory, as the test asked")
+
+
+async def test_a_commit_in_doubt_on_the_way_leaves_a_large_commit_whole_in_the_same_server(
+    tmp_path: Path,
+) -> None:
+    kinds = set()
+    for writes in range(0, 90, 6):
+        folder = tmp_path / str(writes)
+        hiccup = Hiccup(writes)
+        with fault_vfs() as vfs:
+            store = opened(folder, vfs.name)
+            await furnish(store)
+            vfs.rules.append(hiccup)
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            store.commit(a_commit(), done.set_result)
+            async with asyncio.timeout(30):
+                outcome = await done
+            found = await contents(store)
+            assert found == (AFTER if isinstance(outcome, CommittedInSlices) else BEFORE)
+            kinds.add(type(outcome))
+            again: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            store.commit(a_commit(), again.set_result)
+            assert isinstance(await again, CommittedInSlices | CommitReplayed)
+            assert await contents(store) == AFTER
+            await store.close()
+        store = opened(folder)
+        assert await contents(store) == AFTER
+        await store.close()
+        assert check(folder).findings == []
+    assert CommittedInSlices in kinds
+    assert {Unknown, Failed} & kinds
