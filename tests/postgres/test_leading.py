@@ -271,3 +271,23 @@ def test_the_clock_is_the_databases_and_never_goes_back() -> None:
 
     assert ahead_ms == 7_000
     assert clock.now_ms() == before_ms
+
+
+async def test_a_node_that_stops_in_the_middle_of_its_turn_does_not_keep_the_others_waiting(
+    postgres_dsn: str,
+) -> None:
+    """The server's timeout for idle transactions does not see it: it waits for what follows."""
+    settings = replace(settings_for(postgres_dsn), turn_idle_ms=500)
+    stopped = psycopg.connect(postgres_dsn)
+    pipeline = stopped.pipeline()
+    pipeline.__enter__()
+    stopped.execute("SELECT turn FROM counters FOR UPDATE")
+    stopped.pgconn.send_flush_request()
+    stopped.pgconn.flush()
+    locked = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'ClientRead' AND state = 'active'"
+    await until(lambda: bool(rows(postgres_dsn, locked)), "the turn is taken and not ended")
+    try:
+        async with node(settings) as (store, _):
+            assert await store.decide(stir) == "written"
+    finally:
+        stopped.close()

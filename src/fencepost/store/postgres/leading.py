@@ -68,6 +68,7 @@ class Leading:
         """Set when this node has begun to lead for the first time, or found that another does."""
         self._poked = asyncio.Event()
         self._reign: asyncio.Task[None] | None = None
+        self._turns_watched_ms = 0
 
     @property
     def is_reigning(self) -> bool:
@@ -118,12 +119,20 @@ class Leading:
             await connection.close()
 
     async def _look(self, connection: WritingConnection) -> None:
-        """Say that this node is there, and see what time it is and who leads."""
+        """Say that this node is there, and see what time it is and who leads.
+
+        A node that stops in its turn keeps all others waiting, so that is looked for as well.
+        """
+        settings = self._store.settings
         await connection.fetch("register_node", (self.node, self.url))
         asked_ms = self._host_clock.now_ms()
         [(database_ms,)] = await connection.fetch("clock_ms")
         if not self._simulated:
             self.clock.set(database_ms, asked_ms=asked_ms)
+        if asked_ms >= self._turns_watched_ms + settings.turn_idle_ms // 4:
+            self._turns_watched_ms = asked_ms
+            for pid, _ in await connection.fetch("end_stuck_turns", (settings.turn_idle_ms,)):
+                log.warning("a node stopped in its turn: its session %d was ended", pid)
         found = await connection.fetch("find_leader")
         self.leader = Leader(*found[0]) if found else None
 

@@ -68,3 +68,19 @@ DELETE FROM turns WHERE turn IN (
     SELECT turn FROM (SELECT turn, at_ms FROM turns ORDER BY turn LIMIT $3) AS oldest
     WHERE at_ms <= $1 AND turn <= $2
 )
+
+-- name: end_stuck_turns
+-- Ends sessions that hold the row of counters and have heard nothing from their node for so many
+-- milliseconds. The server's own timeout for idle transactions does not see a node that stopped
+-- while it was sending. Who only reads, as a dump does, holds a weaker lock and is left alone.
+SELECT a.pid, pg_terminate_backend(a.pid)
+FROM pg_stat_activity a
+JOIN pg_locks l ON l.pid = a.pid AND l.granted AND l.locktype = 'relation'
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.relation = 'counters'::regclass
+    AND l.mode IN ('RowShareLock', 'RowExclusiveLock')
+WHERE a.datname = current_database() AND a.usename = current_user AND a.pid <> pg_backend_pid()
+    AND a.wait_event = 'ClientRead'
+    AND greatest(a.state_change, a.query_start, a.xact_start)
+        < clock_timestamp() - $1 * interval '1 millisecond'
+GROUP BY a.pid
