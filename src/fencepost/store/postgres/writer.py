@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import psycopg
-from psycopg import AsyncCursor, AsyncRawCursor
+from psycopg import AsyncCursor, AsyncRawCursor, generators
+from psycopg.pq import ExecStatus
 
 from fencepost.store.engine.database import Row, Values
 from fencepost.store.postgres.database import OPTIONS, SERVER, adapt, judge, session
 from fencepost.store.postgres.patience import PatientAsyncConnection
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import Statement, statement
+
+_BEGIN = b"BEGIN; " + statement("take_turn").text
 
 
 class WritingConnection:
@@ -74,16 +77,21 @@ class WritingConnection:
 
     async def begin(self) -> Row:
         """Begin a transaction and wait for the turn: the counters, and the database's clock."""
-        cursor = self.raw.cursor(binary=True)
-        async with self.raw.pipeline():
-            await self.raw.execute("BEGIN")
-            await cursor.execute(statement("take_turn").text)
+        # Not pipelined: psycopg ends a pipeline with a message after the Sync, at which PostgreSQL
+        # stops counting how long this session is idle, and a node that freezes in its turn would
+        # never be freed.
+        cursor = await self.raw.execute(_BEGIN, prepare=False)
+        cursor.nextset()
         row = await cursor.fetchone()
         assert row is not None, "the row of counters is there since the first migration"
         return row
 
     async def rollback(self) -> None:
-        await self.raw.execute("ROLLBACK")
+        # Past psycopg's own, which after every ROLLBACK has all statements prepared again.
+        self.raw.pgconn.send_query(b"ROLLBACK")
+        [result] = await self.raw.wait(generators.execute(self.raw.pgconn))
+        if result.status != ExecStatus.COMMAND_OK:
+            raise psycopg.errors.error_from_result(result)
 
     async def write_and_commit(
         self, statements: Sequence[tuple[str, Sequence[Row]]], end: Sequence[object]
