@@ -46,6 +46,7 @@ class Seat(Load):
         self._at = at
         self.done = cluster.done
         self.moves_count = 0
+        self._moved = asyncio.Event()
 
     def answered(self) -> None:
         self._cluster.answered()
@@ -65,7 +66,13 @@ class Seat(Load):
         self._at = (self._at + 1) % len(servers)
         self.port = servers[self._at].port
         self.moves_count += 1
+        self._moved.set()
         await asyncio.sleep(COME_BACK_S)
+
+    async def next_move(self) -> None:
+        """Wait until this client has to move on the next time."""
+        self._moved.clear()
+        await self._moved.wait()
 
 
 class Row(NamedTuple):

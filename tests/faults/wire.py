@@ -16,8 +16,8 @@ class Reply(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The stable code of a problem; empty when it is none."""
-        if "problem+json" not in self.headers.get("content-type", ""):
+        """The stable code of a problem; empty when it is none, or has no body (HEAD)."""
+        if not self.body or "problem+json" not in self.headers.get("content-type", ""):
             return ""
         problem: dict[str, Any] = json.loads(self.body)
         return str(problem["code"])

@@ -111,6 +111,13 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        """The process that is running now; its sessions are children of it."""
+        if self._process is None:
+            raise NotOursError if self._address is not None else RuntimeError("it is not running")
+        return self._process.pid
+
+    @property
     def log_text(self) -> str:
         """What the server wrote about itself."""
         if self._folder is None:
