@@ -96,8 +96,14 @@ class Staging:
                 return StagedPart(changes.made[part], committed)
             if part in changes.dropped:
                 return None
-        for media_type, on_disk in self._connection.fetch("find_part", part):
-            return StagedPart(media_type, on_disk if committed is None else committed)
+        found = self._on_disk(part)
+        if found is not None and committed is not None:
+            return StagedPart(found.media_type, committed)
+        return found
+
+    def _on_disk(self, part: Part) -> StagedPart | None:
+        for row in self._connection.fetch("find_part", part):
+            return StagedPart(*row)
         return None
 
     def chunks(self, part: Part) -> list[ChunkRow]:
@@ -108,9 +114,11 @@ class Staging:
             if part in changes.dropped:
                 break
         else:
-            rows = self._connection.fetch("part_chunks", part)
-            found.update((row[1], ChunkRow(*row)) for row in rows)
+            found.update(self._chunks_on_disk(part))
         return [found[ordinal] for ordinal in sorted(found)]
+
+    def _chunks_on_disk(self, part: Part) -> dict[int, ChunkRow]:
+        return {row[1]: ChunkRow(*row) for row in self._connection.fetch("part_chunks", part)}
 
     def find_chunk(self, part: Part, ordinal: int) -> bytes | None:
         """The digest of a chunk that was uploaded before."""
@@ -120,6 +128,9 @@ class Staging:
                 return chunk.digest
             if part in changes.dropped:
                 return None
+        return self._digest_on_disk(part, ordinal)
+
+    def _digest_on_disk(self, part: Part, ordinal: int) -> bytes | None:
         rows = self._connection.fetch("find_chunk", (*part, ordinal))
         return bytes(rows[0][0]) if rows else None
 

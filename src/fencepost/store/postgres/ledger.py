@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from fencepost.protocol.appends import Append, KeyRecord
+from fencepost.protocol.commits import Part
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.engine import records
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.postgres.staged import TurnStaging
 
 KeyPlace = tuple[int, str, str]
 
@@ -23,12 +25,14 @@ KeyPlace = tuple[int, str, str]
 class Needs:
     """What the requests of one turn will ask for."""
 
-    __slots__ = ("keys", "paths", "producers")
+    __slots__ = ("chunks", "keys", "parts", "paths", "producers")
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
         self.producers: set[tuple[str, str]] = set()  # path and id
         self.keys: set[tuple[str, str, str]] = set()  # path, principal and key
+        self.parts: set[Part] = set()  # with all their chunks
+        self.chunks: set[tuple[Part, int]] = set()  # by their part and number
 
     def add(self, append: Append) -> None:
         """An append is to be decided."""
@@ -47,6 +51,7 @@ class TurnLedger(Ledger):
         self._absent: set[str] = set()
         self._keys: dict[KeyPlace, tuple[KeyRecord, bytes] | None] = {}
         super().__init__(*arguments, **options)
+        self.parts = self.staging = TurnStaging(self._connection, self._pending)
 
     def reset(self, counters: Row | None = None) -> None:
         self._absent.clear()
@@ -101,9 +106,10 @@ class TurnLedger(Ledger):
         for stream_id, principal, key, *columns in rows:
             self._keys[stream_id, principal, key] = records.key_from_row(tuple(columns))
 
-    def forget_keys(self) -> None:
-        """A turn is over: there may be any number of keys, and most are used once."""
+    def forget(self) -> None:
+        """A turn is over: there may be any number of keys and parts, and most are used once."""
         self._keys.clear()
+        self.parts.forget()
 
     # Finding
 

@@ -182,12 +182,16 @@ class PostgresStore:
         def needs(needs: Needs) -> None:
             for item in request.items:
                 needs.add(item.append)
+                needs.parts.update(item.parts)
 
         self.turns.submit(Request(lambda decider: decider.commit(request), done, needs))
 
     def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
+        def needs(needs: Needs) -> None:
+            needs.chunks.add((upload.part, upload.ordinal))
+
         size = upload.batch.size
-        self.turns.submit(Request(lambda decider: decider.stage(upload), done, None, size))
+        self.turns.submit(Request(lambda decider: decider.stage(upload), done, needs, size))
 
     def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
         self.turns.submit(Request(lambda decider: decider.unstage(part), done))

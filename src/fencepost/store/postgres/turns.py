@@ -14,6 +14,7 @@ the database, and the database frees the row when the node that holds it is gone
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -206,6 +207,21 @@ class Turns:
         if keys:
             columns = [list(column) for column in zip(*keys, strict=True)]
             ledger.take_keys(keys, await connection.fetch("find_keys", columns))
+        await self._load_parts(connection, needs)
+
+    async def _load_parts(self, connection: WritingConnection, needs: Needs) -> None:
+        staged = self._ledger.parts
+        parts = needs.parts | {part for part, _ in needs.chunks}
+        if parts:
+            named = {"parts": json.dumps(list(parts))}
+            staged.take_parts(parts, await connection.fetch("find_parts", named))
+        if needs.parts:
+            named = {"parts": json.dumps(list(needs.parts))}
+            staged.take_chunks(needs.parts, await connection.fetch("chunks_of_parts", named))
+        if needs.chunks:
+            rows = [(*part, ordinal) for part, ordinal in needs.chunks]
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            staged.take_digests(needs.chunks, await connection.fetch("find_chunks", columns))
 
     async def _write(
         self,
@@ -215,7 +231,7 @@ class Turns:
         outcomes: list[tuple[Done, object]],
         batch: Sequence[Request],
     ) -> None:
-        self._ledger.forget_keys()
+        self._ledger.forget()
         started_ns = self._clock_ns()
         if group.is_empty():
             # Nothing changes; what the answers say is committed, by whoever it was.

@@ -64,3 +64,9 @@ JOIN keys k ON k.stream = n.stream AND k.principal = n.principal AND k.key = n.k
 
 -- name: notify
 SELECT pg_notify($1, $2)
+
+-- name: find_chunks
+-- Those of these chunks, named by their part and number, that were uploaded before.
+SELECT c.txn, c.part, c.ordinal, c.digest
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS n (txn, part, ordinal)
+JOIN chunks c ON c.txn = n.txn AND c.part = n.part AND c.ordinal = n.ordinal
