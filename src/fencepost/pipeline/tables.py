@@ -163,7 +163,7 @@ def follow(
 
 def read(spark: SparkSession, place: str | Path, type: str = ROWS) -> DataFrame:
     """A table as its newest commit left it: the table of a type, or of rows."""
-    root = Path(place)
+    root = Path(place).resolve()  # Spark has a working folder of its own
     layout = _layout(defined(root))
     book = book_of(root, layout.format)
     contents = book.load()
@@ -181,14 +181,14 @@ def read(spark: SparkSession, place: str | Path, type: str = ROWS) -> DataFrame:
 
 def types(place: str | Path) -> list[str]:
     """The types that have tables in a folder of state."""
-    root = Path(place)
+    root = Path(place).resolve()  # Spark has a working folder of its own
     found = book_of(root, _layout(defined(root)).format).load()
     return sorted(found.tables.keys() - {STREAMS, ROWS})
 
 
 def position(place: str | Path) -> int:
     """Up to which position of the log the tables of a folder are; -1 before the first commit."""
-    root = Path(place)
+    root = Path(place).resolve()  # Spark has a working folder of its own
     return book_of(root, _layout(defined(root)).format).load().position
 
 
@@ -205,7 +205,7 @@ def vacuum(
         unnamed_seconds: How old a file must be that no version names: a younger one may belong to
             a commit that is under way. Of Delta: how long a removed file stays, in whole hours.
     """
-    root = Path(place)
+    root = Path(place).resolve()  # Spark has a working folder of its own
     layout = _layout(defined(root))
     if layout.format == "parquet":
         book = ManifestBook(root)
