@@ -1,5 +1,6 @@
 """Subscriptions on several servers: one engine at a time, reached through every node."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ import psycopg
 import pytest
 
 from fencepost.testing.postgres import PostgresServer
+from tests.integration.auth_support import ANN, BOB, ROOT, As
 from tests.integration.subscriptions_support import DONE, JSON, Client, Receiver, Reply, code, tails
 from tests.postgres.nodes import Node, again, leader_url, nodes, rows, until
 
@@ -323,3 +325,24 @@ def test_a_session_that_is_cut_is_no_reason_to_lose_subscriptions(postgres_dsn: 
         assert made.status_code == 201
         until(lambda: again(lambda: two.http.get("wake/pool")).text != "[]", "there is a wake")
         assert again(lambda: one.claim("s")).status_code == 200
+
+
+def test_who_may_do_what_is_the_same_through_every_node(postgres_dsn: str) -> None:
+    principals = {"FENCEPOST_PRINCIPALS": json.dumps([ROOT, ANN, BOB])}
+    asked = {"type": "pull-wake", "pattern": "orders/*", "wake_stream": "wakes/ann"}
+    path = "/v1/stream/__ds/subscriptions/s"
+    with (
+        nodes(postgres_dsn, 2, principals) as (_, second),
+        As(second.url, "ann") as ann,
+        As(second.url, "bob") as bob,
+        As(second.url, None) as nobody,
+    ):
+        made = ann.client.put(path, json=asked)
+        own, foreign, unknown = (who.client.get(path) for who in (ann, bob, nobody))
+        pretending = bob.client.put(path, json=asked)
+
+    assert made.status_code == 201
+    assert own.status_code == 200
+    assert code(foreign) == "SUBSCRIPTION_NOT_FOUND"
+    assert unknown.status_code == 401
+    assert pretending.status_code == 403
