@@ -320,6 +320,14 @@ def is_away(error: BaseException) -> bool:
     return state is None or state in AWAY_STATES or state.startswith("08")
 
 
+def ends_session(error: BaseException) -> bool:
+    """Whether the session is over with this error, and not only what was asked in it."""
+    if isinstance(error, errors.PipelineAborted):
+        return False  # of something that was asked before
+    state = sqlstate_of(error)
+    return state is None or state == "25P03" or state.startswith(("57P", "08"))
+
+
 def is_passing(error: BaseException) -> bool:
     """Whether the same transaction may well succeed when it is tried again."""
     return sqlstate_of(error) in PASSING_STATES

@@ -14,7 +14,7 @@ from psycopg import AsyncCursor, AsyncRawCursor, generators
 from psycopg.pq import ExecStatus
 
 from fencepost.store.engine.database import Row, Values
-from fencepost.store.postgres.database import OPTIONS, SERVER, adapt, judge, session
+from fencepost.store.postgres.database import OPTIONS, SERVER, adapt, ends_session, judge, session
 from fencepost.store.postgres.patience import PatientAsyncConnection
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import Statement, statement
@@ -27,6 +27,7 @@ class WritingConnection:
 
     def __init__(self, raw: PatientAsyncConnection) -> None:
         self.raw = raw
+        self._in_doubt = False
 
     @classmethod
     async def connect(cls, settings: PostgresSettings) -> Self:
@@ -59,8 +60,8 @@ class WritingConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be asked on it any more."""
-        return self.raw.closed or self.raw.broken
+        """Whether it was lost with a COMMIT under way, so that nobody knows what came of that."""
+        return self._in_doubt
 
     async def close(self) -> None:
         with contextlib.suppress(psycopg.Error):
@@ -98,12 +99,21 @@ class WritingConnection:
     ) -> None:
         """Write a turn and end it, in one round trip."""
         cursor = self.raw.cursor()
-        async with self.raw.pipeline():
-            for name, rows in statements:
-                await _execute(cursor, statement(name), rows)
-            ending = statement("end_turn")
-            await cursor.execute(ending.text, ending.values(end))
-            await cursor.execute("COMMIT")
+        self._in_doubt = False
+        try:
+            async with self.raw.pipeline():
+                for name, rows in statements:
+                    await _execute(cursor, statement(name), rows)
+                ending = statement("end_turn")
+                await cursor.execute(ending.text, ending.values(end))
+                self._in_doubt = True
+                await cursor.execute("COMMIT")
+        except psycopg.Error as error:
+            # A statement that is refused undoes the transaction. The end of the session does so
+            # too, unless it came after the COMMIT, whose answer it then overtakes.
+            self._in_doubt = self._in_doubt and (self.raw.closed or ends_session(error))
+            raise
+        self._in_doubt = False
 
     # The feed
 
