@@ -43,7 +43,7 @@ from fencepost.pipeline.sink_upload import StagedPart, drop
 
 log = logging.getLogger("fencepost.pipeline.sink")
 
-COMMIT_STREAMS_MAX = 10_000
+COMMIT_STREAMS_MAX = 100_000
 """Streams that one batch may write to: the appends of one commit."""
 COMMIT_PARTS_MAX = 100_000
 """Parts of one batch: tasks times the streams each of them writes to."""
