@@ -277,6 +277,25 @@ def test_a_leader_that_is_stopped_and_goes_on_later_writes_nothing(postgres_dsn:
         assert other.say("ack", "s", fresh, acks=tails(fresh), done=True).status_code == 200
 
 
+def test_a_request_that_a_hanging_leader_took_is_not_waited_for_once_another_leads(
+    postgres_dsn: str,
+) -> None:
+    with nodes(postgres_dsn, 3, QUICK) as (first, second, third):
+        with Client(second.url) as two, Client(third.url) as three:
+            two.pull("s")
+            first.freeze()
+
+            read = two.http.get("__ds/subscriptions/s")
+            written = [client.claim("s") for client in (two, three)]
+
+        # Whether the one that hangs has done what it was asked is not known.
+        assert read.status_code == 200
+        assert {answer.json()["code"] for answer in written} <= {
+            "outcome_unknown",
+            "no_pending_work",
+        }
+
+
 def _claimed(client: Client) -> dict[str, object]:
     """Claim as soon as the lease before has run out."""
     claimed: list[dict[str, object]] = []

@@ -30,7 +30,7 @@ from fencepost.server.subscriptions.registry import Registry
 from fencepost.store.contract import Unknown
 
 if TYPE_CHECKING:
-    from fencepost.store.postgres.leading import Leading
+    from fencepost.store.postgres.leading import Leader, Leading
     from fencepost.store.postgres.subscriptions import PostgresSubscriptions
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ LEADER_MS_MAX = 3_000
 LOOK_S = 0.05
 """How often it looks meanwhile."""
 RETRY_AFTER_S = 1
+SAFE = ("GET", "HEAD")
+"""Methods that change nothing: they may be asked again elsewhere."""
 
 
 class _Led(NamedTuple):
@@ -112,28 +114,48 @@ class LedSubscriptions:
         while True:
             if self._led is not None:
                 return await self._answer_here(request, self._led)
-            url = self._leader_url()
-            if url is not None:
+            leader = self._leader()
+            if leader is not None:
                 if was_forwarded(request):
                     return _no_leader()
                 try:
-                    return await self._forwarding.forward(request, url)
+                    return await self._forward(request, leader)
                 except UnreachableError as problem:
                     log.info("the node that leads is not reached: %s", problem)
                 except UnansweredError as problem:
                     log.warning("the node that leads did not answer: %s", problem)
-                    return failed(Unknown())
+                    if request.method not in SAFE:
+                        return failed(Unknown())
             if clock.monotonic_ms() >= until_ms:
                 return _no_leader()
             self._leading.poke()
             await asyncio.sleep(LOOK_S)
 
-    def _leader_url(self) -> str | None:
-        """Where another node leads that can be reached."""
+    def _leader(self) -> Leader | None:
+        """Another node that leads and can be reached."""
         leader = self._leading.leader
-        if leader is None or leader.node == self._leading.node:
+        if leader is None or leader.node == self._leading.node or not leader.url:
             return None
-        return leader.url or None
+        return leader
+
+    async def _forward(self, request: Request, leader: Leader) -> Response:
+        """Have a request answered by the leader, as long as it is the leader.
+
+        One that hangs takes connections and answers none; it is over when another takes its place.
+        """
+        answer = asyncio.create_task(self._forwarding.forward(request, leader.url))
+        try:
+            while True:
+                changed = asyncio.create_task(self._leading.changed())
+                await asyncio.wait((answer, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if answer.done():
+                    return answer.result()
+                if self._leading.leader not in (None, leader):
+                    raise UnansweredError("another node leads by now")
+        finally:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
 
     async def _answer_here(self, request: Request, led: _Led) -> Answer:
         restore(request)

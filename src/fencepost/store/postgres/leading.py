@@ -64,6 +64,7 @@ class Leading:
         self.subscribe: Duty | None = None
         self.leader: Leader | None = None
         """Who leads, as far as this node knows."""
+        self._changed = asyncio.Event()
         self.first_look = asyncio.Event()
         """Set when this node has begun to lead for the first time, or found that another does."""
         self._poked = asyncio.Event()
@@ -74,6 +75,16 @@ class Leading:
     def is_reigning(self) -> bool:
         """Whether this node leads, or is about to."""
         return self._reign is not None and not self._reign.done()
+
+    async def changed(self) -> None:
+        """Wait until somebody else leads, or nobody, as far as this node knows."""
+        await self._changed.wait()
+
+    def _found(self, leader: Leader | None) -> None:
+        if leader != self.leader:
+            self.leader = leader
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def poke(self) -> None:
         """Look at once who leads: something has changed, or seems to have."""
@@ -134,14 +145,14 @@ class Leading:
             for pid, _ in await connection.fetch("end_stuck_turns", (settings.turn_idle_ms,)):
                 log.warning("a node stopped in its turn: its session %d was ended", pid)
         found = await connection.fetch("find_leader")
-        self.leader = Leader(*found[0]) if found else None
+        self._found(Leader(*found[0]) if found else None)
 
     # The time as the leader
 
     async def _lead(self) -> None:
         try:
             await self._store.decide(self._take)
-            self.leader = Leader(self.node, self.url)
+            self._found(Leader(self.node, self.url))
             log.info("this node leads")
             term = Term(self._store)
             subscriptions = PostgresSubscriptions(term, self.clock)
@@ -168,7 +179,7 @@ class Leading:
         if reign is not None:
             reign.cancel()
             await asyncio.gather(reign, return_exceptions=True)
-        self.leader = None
+        self._found(None)
 
     async def _leave(self, connection: WritingConnection) -> None:
         """This node stops: let another lead at once."""
