@@ -20,6 +20,8 @@ from pathlib import Path
 
 from fencepost.server.asgi import ASGIApp
 from fencepost.server.assembly import Assembly
+from fencepost.server.listening import serve
+from fencepost.server.running import url_of
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings
 from fencepost.store.sqlite.settings import SqliteSettings
@@ -42,7 +44,28 @@ async def embedded(
         store_settings = SqliteSettings(folder=folder)
     assembly = await Assembly.open(settings, store_settings, on_loopback=False)
     try:
-        yield ASGIApp(assembly.app, settings.http)
-        await assembly.drain()
+        async with _reached(assembly):
+            yield ASGIApp(assembly.app, settings.http)
+            await assembly.drain()
     finally:
         await assembly.close()
+
+
+@contextlib.asynccontextmanager
+async def _reached(assembly: Assembly) -> AsyncIterator[None]:
+    """Let the other servers on the store reach this one, if there can be any.
+
+    Where the host listens is not known here, and its workers may share a port. So there is a port
+    of our own: on this machine only, unless `node_host` says under which name others find it.
+    """
+    if assembly.opened.leading is None:
+        yield
+        return
+    settings = assembly.settings
+    host = settings.node_host or "127.0.0.1"
+    listening = await serve(assembly.app, settings.http, host=host, clock=assembly.clock)
+    try:
+        await assembly.reached_at(url_of(host, listening.port))
+        yield
+    finally:
+        await listening.drain(settings.drain_ms / 1000)
