@@ -63,6 +63,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return not self.defects
 
 
+BLUE, RED = "#3b6ea5", "#b23a48"
+
+
 def plot(report: Report, path: Path) -> None:
     """Draw messages by day, the largest streams, and defects by kind, as a PNG."""
     import matplotlib
@@ -70,19 +73,25 @@ def plot(report: Report, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (days, streams, defects) = pyplot.subplots(3, 1, figsize=(9, 10), layout="constrained")
+    kinds = sorted(report.defects.items())[::-1]
+    panels = 3 if kinds else 2
+    figure, axes = pyplot.subplots(panels, 1, figsize=(9, 3.5 * panels), layout="constrained")
+    days, streams = axes[:2]
     names = [one.name for one in report.days]
-    days.bar(names, [one.messages for one in report.days], color="#3b6ea5")
+    days.bar(names, [one.messages for one in report.days], color=BLUE)
+    days.margins(x=max(0.02, 1.5 / (len(names) + 1)))  # one day alone is no wall
     days.set_title(f"messages by day: {report.messages:,} in {report.streams:,} streams")
     if len(names) > DAYS_LABELLED_MAX:
         days.set_xticks(range(0, len(names), len(names) // DAYS_LABELLED_MAX + 1))
     days.tick_params(axis="x", rotation=45)
     largest = report.largest[:10][::-1]
-    streams.barh([_short(one.name) for one in largest], [one.messages for one in largest])
-    streams.set_title("largest streams")
-    kinds = sorted(report.defects.items())[::-1]
-    defects.barh([kind for kind, _ in kinds], [count for _, count in kinds], color="#b23a48")
-    defects.set_title("defects" if kinds else "no defects")
+    sizes = [one.messages for one in largest]
+    streams.barh([_short(one.name) for one in largest], sizes, color=BLUE)
+    streams.set_title("largest streams" if kinds else "largest streams; no defects")
+    if kinds:
+        defects = axes[2]
+        defects.barh([kind for kind, _ in kinds], [count for _, count in kinds], color=RED)
+        defects.set_title("defects")
     try:
         figure.savefig(path, format="png")
     except OSError as error:
