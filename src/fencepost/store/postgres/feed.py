@@ -62,10 +62,6 @@ class Feed:
         """The newest turn that this node's readers were told of."""
         self.on_turn: Callable[[Turn, Sequence[Row]], None] = _ignore
         """Told of every turn, this node's included, with the rows of its streams."""
-        self.on_connection: Callable[[WritingConnection | None], Any] = _ignore_connection
-        """Told of a new connection, and (None) that it is gone: what is bound to it goes too."""
-        self.catching_up = 0
-        self._poke = asyncio.Event()
 
     async def run(self) -> None:
         """Follow until cancelled, whatever happens to the database."""
@@ -76,13 +72,11 @@ class Feed:
                 await connection.listen(CHANNEL)
                 if self.seen < 0:
                     [(self.seen, _)] = await connection.fetch("last_turn")
-                await self.on_connection(connection)
                 await self._follow(connection)
             except psycopg.Error as error:
                 log.warning("the feed of turns is interrupted: %s", str(error).strip())
             finally:
                 if connection is not None:
-                    await self.on_connection(None)
                     await connection.close()
             await asyncio.sleep(RECONNECT_S)
 
@@ -102,7 +96,6 @@ class Feed:
                 self._gap()
             await self._tell(connection, turns)
             self.seen = turns[-1].turn
-            self.catching_up = len(turns) == TURNS_PER_LOOK_MAX
 
     async def _tell(self, connection: WritingConnection, turns: Sequence[Turn]) -> None:
         ids = {stream for turn in turns for stream in turn.streams}
@@ -160,7 +153,3 @@ class Notifier:
 
 def _ignore(_turn: Turn, _rows: Sequence[Row]) -> None:
     """Nobody else follows."""
-
-
-async def _ignore_connection(_connection: WritingConnection | None) -> None:
-    """Nothing is bound to the connection."""
