@@ -150,7 +150,7 @@ def test_a_producer_may_change_servers_between_any_two_requests(pair: Pair) -> N
     assert (gap.status, code_of(gap)) == (409, "producer_sequence_gap")
     assert append(pair[1], path, b"new", *producer("p", 1, 0)).status == 200
     fenced = append(pair[0], path, b"old", *producer("p", 0, 100))
-    assert (fenced.status, code_of(fenced)) == (403, "stale_epoch")
+    assert (fenced.status, code_of(fenced)) == (403, "producer_epoch_stale")
     assert content(pair[0], path) == b"".join(b"%d;" % seq for seq in range(100)) + b"new"
 
 
@@ -313,6 +313,30 @@ def test_a_long_poll_at_one_server_wakes_on_a_commit_at_the_other(pair: Pair, ta
     append(pair[0], path, b"woken")
 
     assert pair[1].reply().status == 200
+
+
+@pytest.mark.parametrize("at", ["the same server", "the other server"])
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+def test_a_commit_that_comes_while_a_reader_looks_is_not_missed(
+    nodes: tuple[ServerProcess, ServerProcess], pair: Pair, live: str, at: str
+) -> None:
+    """The reader and the append are on their way at once, 100 times over."""
+    path = fresh()
+    tail = make(pair[0], path).headers["stream-next-offset"]
+    port = nodes[0 if at == "the same server" else 1].port
+    for number in range(100):
+        with Connection(port) as reader:
+            reader.send(request("GET", f"{ROOT}{path}?offset={tail}&live={live}"))
+            pair[0].send(post(path, b"%04d" % number))
+
+            if live == "sse":
+                reader.head()
+                stream = events(reader.chunks())
+                seen = next(event.data for event in stream if event.kind == "data")
+            else:
+                seen = reader.reply().body.decode()
+            tail = pair[0].reply("POST").headers["stream-next-offset"]
+            assert seen == f"{number:04d}"
 
 
 def test_events_at_one_server_follow_commits_at_the_other(pair: Pair) -> None:
