@@ -57,10 +57,11 @@ def control_event(chunk: Chunk, cursor: int) -> bytes:
 class _Tail:
     """One stream with readers at its end."""
 
-    __slots__ = ("fresh", "fresh_bytes", "readers", "waiters")
+    __slots__ = ("fresh", "fresh_bytes", "news", "readers", "waiters")
 
     def __init__(self) -> None:
         self.readers = 0
+        self.news = 0
         self.waiters: list[asyncio.Future[None]] = []
         self.fresh: deque[Fresh] = deque()
         self.fresh_bytes = 0
@@ -72,6 +73,7 @@ class _Tail:
             self.fresh_bytes -= len(self.fresh.popleft().chunk.data)
 
     def wake(self) -> None:
+        self.news += 1
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -84,6 +86,8 @@ class Tails:
     def __init__(self, store: Store) -> None:
         self._tails: dict[int, _Tail] = {}
         self.readers_count = 0
+        self.news = 0
+        """Counts commits: who has looked at a stream before joining it sees whether one came."""
         store.listen(self._published)
 
     def follow(self, stream_id: int) -> Following:
@@ -105,6 +109,7 @@ class Tails:
             del self._tails[stream_id]
 
     def _published(self, changes: Sequence[Published]) -> None:
+        self.news += 1
         if not self._tails:
             return
         for change in changes:
@@ -130,9 +135,11 @@ class Following:
         self._tails = tails
         self._stream_id = stream_id
         self._tail: _Tail | None = None
+        self._seen = 0
 
     def __enter__(self) -> Following:
         self._tail = self._tails.join(self._stream_id)
+        self._seen = self._tail.news
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -147,9 +154,17 @@ class Following:
                 return fresh
         return None
 
-    async def changed(self, timeout_s: float) -> bool:
-        """Wait for the next commit that touches the stream; false when time ran out first."""
+    def look(self) -> None:
+        """Whatever is committed from now on is news. Call it before looking at the stream."""
         assert self._tail is not None
+        self._seen = self._tail.news
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait for a commit that touches the stream since `look`; false when time ran out first."""
+        assert self._tail is not None
+        if self._tail.news != self._seen:
+            # It came while the stream was being looked at: that may have shown it or not.
+            return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tail.waiters.append(waiter)
         try:

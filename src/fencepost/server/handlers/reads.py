@@ -90,6 +90,7 @@ class Reads:
         if live not in (None, "long-poll", "sse"):
             raise bad("live_invalid", "live is long-poll or sse")
         offset = _offset_of(query, required=live is not None)
+        news = self._tails.news
         info = await self._store.look(path, touch=True)
         if not isinstance(info, StreamInfo):
             return _not_there(info)
@@ -109,7 +110,7 @@ class Reads:
                 (b"Retry-After", b"1"),
             )
         if live == "long-poll":
-            return await self._long_poll(info, after, query.get("cursor"))
+            return await self._long_poll(info, after, query.get("cursor"), news)
         return await self._events(info, after, query.get("cursor"))
 
     async def _catch_up(
@@ -128,16 +129,23 @@ class Reads:
             200, [*self._chunk_headers(chunk), (b"ETag", tag), self._cacheable], body_of(chunk)
         )
 
-    async def _long_poll(self, info: StreamInfo, after: Offset, cursor: str | None) -> Response:
+    async def _long_poll(
+        self, info: StreamInfo, after: Offset, cursor: str | None, news: int
+    ) -> Response:
         deadline_ms = self._clock.monotonic_ms() + self._settings.long_poll_ms
         with self._tails.follow(info.id) as tail:
+            # Something was committed while the stream was looked at, perhaps to it: look again.
+            is_stale = self._tails.news != news
             while after == info.tail and not info.closed:
-                left_ms = deadline_ms - self._clock.monotonic_ms()
-                if left_ms <= 0 or not await self._changed(tail, left_ms / 1000):
-                    break
-                fresh = tail.fresh(after)
-                if fresh is not None:
-                    return self._live_chunk(fresh.chunk, cursor)
+                if not is_stale:
+                    left_ms = deadline_ms - self._clock.monotonic_ms()
+                    if left_ms <= 0 or not await self._changed(tail, left_ms / 1000):
+                        break
+                    fresh = tail.fresh(after)
+                    if fresh is not None:
+                        return self._live_chunk(fresh.chunk, cursor)
+                is_stale = False
+                tail.look()
                 latest = await self._latest(info)
                 if not isinstance(latest, StreamInfo):
                     return _not_there(latest)
@@ -177,6 +185,7 @@ class Reads:
             yield encode_events(chunk, number) if chunk.data else control_event(chunk, number)
             while not (chunk.at_tail and chunk.info.closed):
                 after = chunk.next
+                tail.look()
                 latest = await self._latest(info)
                 if not isinstance(latest, StreamInfo):
                     return
