@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines import engine as engine
 from tests.integration.raw import Connection, code_of
 from tests.serving import ServerProcess
 from tests.unit.server.rawhttp import Reply

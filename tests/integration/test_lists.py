@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.engines import engine as engine
 from tests.integration.log_support import Client
 from tests.serving import ServerProcess
 

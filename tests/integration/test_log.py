@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.engines import engine as engine
 from tests.integration.log_support import ARROW, JSON, Client
 from tests.serving import ServerProcess
 

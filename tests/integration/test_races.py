@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.engines import engine as engine
 from tests.integration.raw import Connection, code_of, request
 from tests.serving import ServerProcess
 from tests.unit.server.rawhttp import Reply

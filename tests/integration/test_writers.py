@@ -10,6 +10,7 @@ import pytest
 
 import fencepost
 from fencepost import CommitAppend, WriterBatch
+from tests.engines import engine as engine
 from tests.integration.auth_support import ALL, As, code, place, principal
 from tests.integration.raw import Connection, code_of
 from tests.serving import ServerProcess
