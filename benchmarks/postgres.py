@@ -46,7 +46,7 @@ def main() -> int:
     options = _parse()
     # Ending by a signal must pass through every `finally`: they stop the servers.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 130)
     scale = dataclasses.replace(
         QUICK if options.quick else Scale(),
         connections=(16,) if options.quick else (16, 64, 256),
@@ -89,7 +89,8 @@ def _version(postgres: PostgresServer) -> str:
     import psycopg
 
     with psycopg.connect(postgres.dsn) as connection:
-        return str(connection.info.server_version / 10_000)
+        version = connection.info.server_version
+        return f"{version // 10_000}.{version % 10_000}"
 
 
 # -- subjects ----------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def _appends(
             found.append({"label": row.label, "subject": subject.name, **outcome.metrics})
             wrong += [f"{row.label}, {subject.title}: {problem}" for problem in outcome.problems]
             cells.append("[red]wrong" if outcome.problems else _cell(outcome.metrics))
-        table.add_row(row.label.removesuffix("nections") + ".", *cells)
+        table.add_row(row.label, *cells)
     console.print(table)
     console.print(f"aim: {AT_64:,}/s at 64 connections through one process", style="dim")
     return found, wrong
@@ -231,7 +232,7 @@ async def _ask(
 
 
 def _numbers(values: list[float]) -> dict[str, float]:
-    cuts = statistics.quantiles(values, n=100)
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {"p50": cuts[49], "p99": cuts[98], "max": max(values)}
 
 
