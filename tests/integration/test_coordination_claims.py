@@ -14,6 +14,7 @@ import fencepost
 from fencepost import Client, Producing, Stream
 from fencepost.client import state
 from fencepost.coordination import AsyncTaskClaims, Claim, ClaimLostError, TaskClaims
+from tests.engines import engine as engine
 from tests.integration.auth_support import ALL, place, principal, token
 from tests.integration.coordination_support import Cutting
 from tests.serving import ServerProcess

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines import engine as engine
+from tests.engines import serving_on
 from tests.integration.log_support import Client
 from tests.serving import ServerProcess
 
@@ -22,8 +24,8 @@ LAST = "end"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "data", arguments=["--long-poll-ms", "2000"]) as server:
+def server(engine: str, tmp_path: Path) -> Iterator[ServerProcess]:
+    with serving_on(engine, tmp_path / "data", "--long-poll-ms", "2000") as server:
         yield server
 
 

@@ -20,6 +20,7 @@ import pytest
 from fencepost.server.settings import ServerSettings
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.testing import SimClock, TestServer
+from tests.engines import engine as engine
 from tests.integration.raw import Connection, Event, ask, code_of, events, request
 from tests.serving import ServerProcess
 from tests.unit.server.rawhttp import Client, Reply

@@ -30,6 +30,7 @@ from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import Subject, answered
+from tests.engines import engine as engine
 from tests.integration.raw import Connection, ask, code_of
 from tests.serving import ServerProcess
 
