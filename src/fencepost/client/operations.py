@@ -22,7 +22,7 @@ from fencepost.client.settings import JSON, ClientSettings
 
 T = TypeVar("T")
 
-KEY_BYTES = 16
+KEY_BYTES = 10
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -67,8 +67,11 @@ def encode_bytes(data: Any) -> bytes:
 
 
 def new_key(settings: ClientSettings) -> str:
-    """A key that nobody else has."""
-    return settings.clock.token(KEY_BYTES).hex()
+    """A key that nobody else has.
+
+    It begins with the time: keys that come in their order cost the server half as much to keep.
+    """
+    return f"{settings.clock.now_ms():012x}{settings.clock.token(KEY_BYTES).hex()}"
 
 
 class Producing(msgspec.Struct, frozen=True):

@@ -121,6 +121,7 @@ class LargeDecision:
             now_ms=self._now_ms,
             key_retention_ms=ledger.key_retention_ms,
         )
+        self._copy.key_filter = ledger.key_filter
         ledger.next_position = self._last + 1
         ledger.next_stream += self._new_streams
         self._decider.group.statements.append(("begin_large", (self.first, self._last)))

@@ -21,6 +21,7 @@ from fencepost.protocol.writers import Writer
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.engine import records
 from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.keyfilter import KeyFilter
 from fencepost.store.engine.records import (
     CLOSED,
     DELETED,
@@ -151,6 +152,8 @@ class Ledger:
         self.next_position = self.next_stream = self.last_ms = 0
         self._pending: list[LedgerGroup] = []
         self.staging = Staging(connection, self._pending)
+        self.key_filter: KeyFilter | None = None
+        """Tells most new keys from used ones without a look at the disk, where there is one."""
         self.writers = Writers(connection, self._pending)
         self.reset()
 
@@ -279,6 +282,8 @@ class Ledger:
             kept = group.keys.get(place)
             if kept is not None:
                 return kept
+        if self.key_filter is not None and self.key_filter.is_new(place):
+            return None
         rows = self._connection.fetch("find_key", place)
         return records.key_from_row(rows[0]) if rows else None
 
@@ -418,6 +423,8 @@ class Ledger:
     ) -> None:
         """Remember what a key was used for, in the commit that it was used in."""
         group.keys[place] = (record, answer)
+        if self.key_filter is not None:
+            self.key_filter.add(place)
 
     def slide(self, entry: Entry, now_ms: int) -> bool:
         """Restart the time to live; true when what is stored no longer covers it."""

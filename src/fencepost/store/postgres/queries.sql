@@ -80,6 +80,13 @@ DELETE FROM keys WHERE (stream, principal, key) IN (
     WHERE expires_ms IS NOT NULL AND expires_ms <= $1 ORDER BY expires_ms LIMIT $2
 )
 
+-- name: key_places_after
+SELECT stream, principal, key FROM keys
+WHERE (stream, principal, key) > ($1, $2, $3) ORDER BY stream, principal, key LIMIT $4
+
+-- name: count_keys
+SELECT count(*) FROM keys
+
 -- name: any_expired_key
 SELECT 1 FROM keys WHERE expires_ms IS NOT NULL AND expires_ms <= $1 LIMIT 1
 

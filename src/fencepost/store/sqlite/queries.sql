@@ -56,6 +56,13 @@ DELETE FROM keys WHERE (stream, principal, key) IN (
     WHERE expires_ms IS NOT NULL AND expires_ms <= ? ORDER BY expires_ms LIMIT ?
 )
 
+-- name: key_places_after
+SELECT stream, principal, key FROM keys
+WHERE (stream, principal, key) > (?, ?, ?) ORDER BY stream, principal, key LIMIT ?
+
+-- name: count_keys
+SELECT count(*) FROM keys
+
 -- name: any_expired_key
 SELECT 1 FROM keys WHERE expires_ms IS NOT NULL AND expires_ms <= ? LIMIT 1
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import apsw
 
 from fencepost.clock import Clock
+from fencepost.store.engine.keyfilter import read_piece
 from fencepost.store.engine.upkeeping import Upkeep
 from fencepost.store.sqlite.database import PAGE_BYTES, SqliteConnection
 from fencepost.store.sqlite.store import SqliteStore
@@ -26,7 +28,7 @@ class SqliteUpkeep(Upkeep):
 
     @property
     def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
-        return (*super().jobs, self.vacuum)
+        return (*super().jobs, self.vacuum, self.learn_keys)
 
     async def purge(self) -> int:
         purged = await super().purge()
@@ -60,6 +62,19 @@ class SqliteUpkeep(Upkeep):
             if restarted
             else size + max(settings.checkpoint_wal_bytes, size // 4)
         )
+
+    async def learn_keys(self) -> int:
+        """Let the filter of keys know those on disk; how many there were."""
+        keys = self._file.keys
+        if keys.is_complete and keys.is_full:
+            [(count,)] = await self._fetch("count_keys")
+            keys.begin_again(count)
+        learned = 0
+        while (after := keys.next_piece) is not None:
+            hashes, last = await self._file.readers.run(partial(read_piece, after=after))
+            keys.learn(hashes, last)
+            learned += len(hashes)
+        return learned
 
     async def vacuum(self) -> bool:
         """Give some free pages at the end of the file back; whether there was enough to do."""
