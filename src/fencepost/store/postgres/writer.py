@@ -49,7 +49,8 @@ class WritingConnection:
             text, values = session(
                 synchronous_commit=row[-1],
                 lock_timeout_ms=settings.turn_wait_ms,
-                statement_timeout_ms=settings.read_timeout_ms,
+                # The wait for a turn is a statement as well.
+                statement_timeout_ms=max(settings.read_timeout_ms, settings.turn_wait_ms),
                 idle_in_transaction_timeout_ms=settings.turn_idle_ms,
             )
             await raw.execute(text, values, prepare=False)
