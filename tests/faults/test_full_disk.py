@@ -23,10 +23,12 @@ from tests.serving import ServerProcess
 
 FULL = Failed(full=True)
 BLOCK = bytes(20_000)
+ROOM = 700_000
+"""What an empty store takes, and some appends."""
 
 
 async def test_a_full_disk_stores_nothing_and_says_so_until_there_is_room(tmp_path: Path) -> None:
-    disk = FullDisk(400_000)
+    disk = FullDisk(ROOM)
     with fault_vfs() as vfs:
         vfs.rules.append(disk)
         async with opened(tmp_path, vfs) as store:
@@ -57,7 +59,7 @@ async def test_a_full_disk_stores_nothing_and_says_so_until_there_is_room(tmp_pa
 
 
 async def test_a_group_that_does_not_fit_fails_as_a_whole(tmp_path: Path) -> None:
-    disk = FullDisk(400_000)
+    disk = FullDisk(ROOM)
     with fault_vfs() as vfs:
         vfs.rules.append(disk)
         async with opened(tmp_path, vfs) as store:
@@ -76,7 +78,7 @@ async def test_a_group_that_does_not_fit_fails_as_a_whole(tmp_path: Path) -> Non
 
 async def test_a_group_too_large_for_the_cache_fails_like_any_other(tmp_path: Path) -> None:
     """SQLite writes such a group out before its commit, so a statement is what finds no room."""
-    disk = FullDisk(400_000)
+    disk = FullDisk(ROOM)
     with fault_vfs() as vfs:
         vfs.rules.append(disk)
         async with opened(tmp_path, vfs) as store:
@@ -92,7 +94,7 @@ async def test_a_group_too_large_for_the_cache_fails_like_any_other(tmp_path: Pa
 
 
 async def test_deletes_make_room_on_a_disk_that_allows_a_little_more(tmp_path: Path) -> None:
-    disk = FullDisk(400_000)
+    disk = FullDisk(ROOM)
     with fault_vfs() as vfs:
         vfs.rules.append(disk)
         async with opened(tmp_path, vfs) as store:
@@ -125,7 +127,7 @@ async def test_a_store_opens_on_a_full_disk_and_can_be_read(tmp_path: Path) -> N
 
 
 async def test_a_full_disk_is_507_to_writers_and_nothing_to_readers(tmp_path: Path) -> None:
-    disk = FullDisk(400_000)
+    disk = FullDisk(ROOM)
     with fault_vfs() as vfs:
         vfs.rules.append(disk)
         async with TestServer(SqliteSettings(folder=tmp_path, vfs=vfs.name)) as server:
