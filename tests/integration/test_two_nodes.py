@@ -380,19 +380,20 @@ def test_a_lost_notification_delays_and_never_loses(url: str, pair: Pair) -> Non
     cutting = threading.Thread(target=cut_sessions)
     cutting.start()
     try:
-        seen, offset = b"", "-1"
-        for number in range(10):
+        seen, offset, number = b"", "-1", 0
+        while number < 10 or (cut < 3 and number < 20_000):
             pair[1].send(request("GET", f"{ROOT}{path}?offset={offset}&live=long-poll"))
             assert append(pair[0], path, b"%d;" % number).status == 204
             reply = pair[1].reply()
             assert reply.status == 200
             seen += reply.body
             offset = reply.headers["stream-next-offset"]
+            number += 1
     finally:
         ended.set()
         cutting.join()
-    assert seen == b"".join(b"%d;" % number for number in range(10))
-    assert cut > 0, "no session was cut"
+    assert seen == b"".join(b"%d;" % each for each in range(number))
+    assert cut >= 3, "hardly a session was cut"
 
 
 def test_many_writers_at_both_servers_make_one_order(
