@@ -36,6 +36,11 @@ class SqliteUpkeep(Upkeep):
             await self._file.between_commits(_vacuum)
         return purged
 
+    async def run(self) -> None:
+        # Not only with the first round: until then every key is looked for on disk.
+        await self.attempt(self.learn_keys)
+        await super().run()
+
     async def fold(self) -> None:
         """Keep the write-ahead log short until cancelled."""
         while True:
