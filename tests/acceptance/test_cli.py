@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,7 +80,11 @@ class Shell:
         """A command that runs beside the test; what it has not finished is killed."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen(
-            [*COMMAND, *arguments], env=self.environment, **{**pipes, **more}
+            [*COMMAND, *arguments],
+            env=self.environment,
+            # In the background of a shell Ctrl-C is ignored, and commands would inherit that.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+            **{**pipes, **more},
         )
         # A command that never says what the test waits for must not hang it.
         guard = threading.Timer(WAIT_SECONDS, process.kill)
