@@ -75,6 +75,21 @@ async def test_a_request_that_the_database_refuses_fails_alone(store: PostgresSt
     assert isinstance(await last, Appended)
 
 
+async def test_a_request_whose_values_cannot_be_sent_is_answered_and_fails_alone(
+    store: PostgresStore,
+) -> None:
+    def unsendable(decider: Decider) -> None:
+        # More than a bigint holds: that shows when the turn is written, not when it is decided.
+        decider.group.statements.append(("insert_truncation", (2**70, 1, 0)))
+
+    first, bad, last = appended(store, b"1"), asked(store, unsendable), appended(store, b"2")
+
+    async with asyncio.timeout(30):
+        assert isinstance(await first, Appended)
+        assert await bad == Failed(full=False)
+        assert isinstance(await last, Appended)
+
+
 async def test_two_nodes_that_take_turns_see_each_others_state(
     store: PostgresStore, postgres_dsn: str
 ) -> None:

@@ -245,16 +245,16 @@ class Turns:
             _tell(outcomes, None)
             return
         turn = counters[0] + 1
-        self._ledger.seal(group)
-        shape = (
-            [entry.stream.id for entry in group.entries.values()],
-            sorted(group.created),
-            [view.id for _, view, state in group.views if state != 0],
-        )
-        end = (turn, *group.counters, counters[4], self._node, *shape)
         try:
+            self._ledger.seal(group)
+            shape = (
+                [entry.stream.id for entry in group.entries.values()],
+                sorted(group.created),
+                [view.id for _, view, state in group.views if state != 0],
+            )
+            end = (turn, *group.counters, counters[4], self._node, *shape)
             await connection.write_and_commit(list(statements(group)), end)
-        except psycopg.Error as error:
+        except Exception as error:
             await self._write_failed(connection, batch, outcomes, error)
             return
         self._turn = turn
@@ -271,7 +271,7 @@ class Turns:
         connection: WritingConnection,
         batch: Sequence[Request],
         outcomes: list[tuple[Done, object]],
-        error: psycopg.Error,
+        error: Exception,
     ) -> None:
         if connection.is_lost:
             log.error("the database went away in a commit: its outcome is unknown", exc_info=error)

@@ -111,7 +111,8 @@ class WritingConnection:
                 await cursor.execute("COMMIT")
         except psycopg.Error as error:
             # A statement that is refused undoes the transaction. The end of the session does so
-            # too, unless it came after the COMMIT, whose answer it then overtakes.
+            # too, unless it came after the COMMIT, whose answer it then overtakes. Any other error
+            # came before: values that cannot be sent.
             self._in_doubt = self._in_doubt and (self.raw.closed or ends_session(error))
             raise
         self._in_doubt = False
