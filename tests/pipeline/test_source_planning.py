@@ -29,6 +29,7 @@ from fencepost.pipeline.planning import (
     PARTS_MAX,
     TASK_BYTES,
     TASK_ROWS,
+    Range,
     joined,
     parts_by_weight,
     parts_to_ask,
@@ -69,6 +70,8 @@ def test_joined_splits_cover_every_row_once_and_in_order(
         if split.rows:
             holding = [r for r in ranges if r.after <= split.after and split.until <= r.until]
             assert len(holding) == 1
+        else:
+            assert Range(split.after, split.until) not in ranges
     assert len(ranges) <= 2 * parts
 
 

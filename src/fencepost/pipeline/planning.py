@@ -58,7 +58,7 @@ def joined(splits: Sequence[Split], parts: int) -> list[Range]:
         until = split.until
         held += weight_of((split,))
         # Half a part too few is better than a small one at the end.
-        if held >= target * 0.75:
+        if held and held >= target * 0.75:
             ranges.append(Range(after, until))
             after, held = None, 0
     if after is not None and held:
