@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import httpx
 import pytest
 
 import fencepost
@@ -22,6 +24,13 @@ from tests.serving import ServerProcess
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Notes of runs go where Spark's scratch folder would be."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+
+
+def writer_metrics(server: ServerProcess) -> dict[str, float]:
+    """What the server has counted of batches that came again."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = re.findall(r"^fencepost_writer_(replays|mismatches)_total (\S+)$", text, re.M)
+    return {kind: float(count) for kind, count in found}
 
 
 @pytest.fixture
@@ -92,10 +101,14 @@ def test_a_batch_that_comes_again_with_other_rows_is_counted_and_warned_of(
 ) -> None:
     driver = Driver(server, tmp_path, stream=name)
     driver.write(0, ["1", "2"])
+    before = writer_metrics(server)
 
+    driver.restarted().write(0, ["2", "1"])
     driver.restarted().write(0, ["1", "3"])
 
     assert messages(server.url, name) == [1, 2]
+    counted = {kind: count - before[kind] for kind, count in writer_metrics(server).items()}
+    assert counted == {"replays": 2, "mismatches": 1}
     [record] = caplog.records
     assert "batch 0 of sink" in record.message
     assert "other rows" in record.message

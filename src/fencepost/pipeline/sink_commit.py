@@ -8,7 +8,8 @@ bounds, and the words for each refusal.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -23,7 +24,7 @@ from fencepost.client.errors import (
     WriterQueryChangedError,
 )
 from fencepost.client.operations import CommitAppend, WriterBatch
-from fencepost.client.results import WriterInfo
+from fencepost.client.results import Committed
 from fencepost.client.sync import Client
 from fencepost.pipeline.sink_digest import RowSum, digest_text, merged
 from fencepost.pipeline.sink_errors import (
@@ -91,7 +92,7 @@ def commit_written(
                 options,
                 identity,
                 appends,
-                digest_text(sums),
+                sums,
                 write=write,
                 published=any(message.published for message in ordered),
             )
@@ -145,7 +146,7 @@ def _commit_as(
     options: SinkOptions,
     identity: Identity,
     appends: Sequence[CommitAppend],
-    digest: str,
+    sums: Mapping[str, RowSum],
     *,
     write: str,
     published: bool,
@@ -163,23 +164,21 @@ def _commit_as(
         if note.epoch is None:
             _open(client, options, identity, file)
         assert note.epoch is not None
-        if published:
-            # Nothing was uploaded, so a commit must not happen even if the record changed since.
-            found = client.writer(identity.name)
-            match = _match_of(found, identity, note.epoch, digest)
-            _report_replay(options, identity, match, file)
-        else:
-            batch = WriterBatch(
-                name=identity.name,
-                query=identity.query,
-                epoch=note.epoch,
-                batch=identity.batch,
-                digest=digest,
-            )
-            done = client.commit(appends, writer=batch)
-            new = not done.duplicate
-            if not new:
-                _report_replay(options, identity, done.match, file)
+        batch = WriterBatch(
+            name=identity.name,
+            query=identity.query,
+            epoch=note.epoch,
+            batch=identity.batch,
+            digest=digest_text(sums),
+        )
+        done = (
+            _replay(client, options, batch, sums)
+            if published
+            else client.commit(appends, writer=batch)
+        )
+        new = not done.duplicate
+        if not new:
+            _report_replay(options, identity, done.match, file)
         note.batch, note.write = identity.batch, write
         file.save()
     return new
@@ -202,18 +201,30 @@ def _open(client: Client, options: SinkOptions, identity: Identity, file: RunFil
         )
 
 
-def _match_of(found: WriterInfo, identity: Identity, epoch: int, digest: str) -> bool | None:
-    """As the server would answer a commit of a batch that is published; None: too long ago."""
-    if found.query != identity.query:
-        raise new_checkpoint(identity, found.query, found.batch)
-    if found.epoch != epoch:
-        raise _fenced(identity, found.epoch)
-    if found.batch is None or found.batch < identity.batch:
-        raise ForgottenWriterError(
-            f"the record of sink {identity.name!r} changed while batch {identity.batch} was on:"
-            " start the query again, and the batch is written"
+def _replay(
+    client: Client, options: SinkOptions, batch: WriterBatch, sums: Mapping[str, RowSum]
+) -> Committed:
+    """Have the server compare, and count, a batch that it was known to have.
+
+    Nothing was uploaded, so nothing may be published even if the record changed since: the commit
+    names a part that nobody has, which the server looks for only if the batch is new to it.
+    """
+    nobodys = [
+        CommitAppend(
+            stream=stream,
+            content_type=options.content_type,
+            parts=[(f"replay-{secrets.token_hex(8)}", "none")],
+            auto_create=options.auto_create,
         )
-    return found.digest == digest if found.batch == identity.batch else None
+        for stream in [stream for stream, one in sums.items() if one.rows][:1]
+    ]
+    try:
+        return client.commit(nobodys, writer=batch)
+    except (PartError, StreamNotFoundError):
+        raise ForgottenWriterError(
+            f"the record of sink {batch.name!r} changed while batch {batch.batch} was on:"
+            " start the query again, and the batch is written"
+        ) from None
 
 
 def _report_replay(
@@ -241,7 +252,8 @@ def _explained(
     appends: Sequence[CommitAppend],
 ) -> Exception:
     """A refusal of the server in the words of somebody who runs a query."""
-    stream = None if error.item is None else appends[error.item].stream
+    # A replay was sent without the batch's own appends.
+    stream = None if error.item is None or not appends else appends[error.item].stream
     match error:
         case WriterQueryChangedError() if identity is not None:
             return new_checkpoint(identity, error.query, error.batch)

@@ -114,6 +114,12 @@ class Metrics:
         yield _counter("fencepost_messages", "Messages stored", counts.messages)
         yield _counter("fencepost_append_bytes", "Payload bytes stored", counts.bytes)
         yield _counter("fencepost_duplicates", "Appends recognised as repeated", counts.duplicates)
+        yield _counter("fencepost_writer_replays", "Batches that came again", counts.replays)
+        yield _counter(
+            "fencepost_writer_mismatches",
+            "Batches that came again with other rows than those published",
+            counts.mismatches,
+        )
         yield _gauge("fencepost_streams_open", "Streams in memory", ledger.cached_count)
         yield _gauge("fencepost_log_position", "The next position", ledger.next_position)
         yield self._answers.family(

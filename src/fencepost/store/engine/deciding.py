@@ -47,6 +47,7 @@ from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.writers import (
+    BatchDone,
     Writer,
     WriterForgetOutcome,
     WriterForgotten,
@@ -84,10 +85,11 @@ from fencepost.store.settings import StoreSettings
 class Counts:
     """What was accepted since the start, for the metrics."""
 
-    __slots__ = ("appends", "bytes", "duplicates", "messages")
+    __slots__ = ("appends", "bytes", "duplicates", "messages", "mismatches", "replays")
 
     def __init__(self) -> None:
         self.appends = self.messages = self.bytes = self.duplicates = 0
+        self.replays = self.mismatches = 0
 
     def add(self, request: Append) -> None:
         self.appends += 1
@@ -239,6 +241,9 @@ class Decider:
             current = self.ledger.writers.find(request.writer.name)
             decided = decide_writer_batch(current, request.writer, now_ms=now_ms)
             if not isinstance(decided, Writer):
+                if isinstance(decided, BatchDone):
+                    self.counts.replays += 1
+                    self.counts.mismatches += decided.matches is False
                 return decided
             writer = decided
         known = None if request.key is None else self._commit_key(request)
