@@ -62,15 +62,15 @@ def _measure(count: int, requests: Requests, each: int) -> Callable[[Site], Outc
 
 
 def _plain(count: int) -> Iterator[bytes]:
-    return (_post(b"") for _ in range(count))
+    return (post(b"") for _ in range(count))
 
 
 def _if_match(count: int) -> Iterator[bytes]:
-    return (_post(b'If-Match: "%016d_%016d"\r\n' % (n, n * SIZE)) for n in range(count))
+    return (post(b'If-Match: "%016d_%016d"\r\n' % (n, n * SIZE)) for n in range(count))
 
 
 def _keyed(count: int) -> Iterator[bytes]:
-    return (_post(b"Idempotency-Key: key-%08d\r\n" % n) for n in range(count))
+    return (post(b"Idempotency-Key: key-%08d\r\n" % n) for n in range(count))
 
 
 def _commits(count: int) -> Iterator[bytes]:
@@ -80,7 +80,8 @@ def _commits(count: int) -> Iterator[bytes]:
     return (head + body for _ in range(count))
 
 
-def _post(condition: bytes) -> bytes:
+def post(condition: bytes) -> bytes:
+    """An append with the header lines `condition`."""
     head = b"POST /v1/stream/bench HTTP/1.1\r\nHost: bench\r\nContent-Type: %b\r\n" % BYTES.encode()
     return b"%b%bContent-Length: %d\r\n\r\n%b" % (head, condition, SIZE, BODY)
 
