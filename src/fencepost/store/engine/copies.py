@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost.protocol.commits import CommitItem, Part
 from fencepost.protocol.streams import Stream
@@ -56,17 +56,19 @@ class StagingCopy(Staging):
         return sorted(self._chunks.get(part, ()), key=lambda chunk: chunk.ordinal)
 
 
-class LedgerCopy(Ledger):
+class Numbers(NamedTuple):
+    """Where a commit counts from: its first position and new stream, and its time."""
+
+    position: int
+    stream_id: int
+    now_ms: int
+
+
+class CommitLedger(Ledger):
     """The streams and producers that a commit touches, as its slices so far leave them."""
 
     def __init__(
-        self,
-        connection: Connection,
-        *,
-        position: int,
-        stream_id: int,
-        now_ms: int,
-        key_retention_ms: int | None,
+        self, connection: Connection, numbers: Numbers, key_retention_ms: int | None
     ) -> None:
         super().__init__(
             connection,
@@ -74,10 +76,30 @@ class LedgerCopy(Ledger):
             producers_max=STREAMS_MAX,
             key_retention_ms=key_retention_ms,
         )
-        self.next_position, self.next_stream, self.last_ms = position, stream_id, now_ms
+        self.next_position, self.next_stream, self.last_ms = numbers
+        self._earlier = LedgerGroup(0)
+
+    def leftovers(self) -> list[dict[Any, Any] | set[Any]]:
+        """What there is to let go of when nothing more is to be decided."""
+        return [self._by_path, self._by_id, self._earlier.keys]
+
+    def sealed(self, group: LedgerGroup) -> LedgerGroup:
+        """A slice is complete: `group` with its rows, of which only the keys are needed again."""
+        self.seal(group)
+        self._earlier.keys.update(group.keys)
+        self._pending[:] = [self._earlier]
+        return group
+
+
+class LedgerCopy(CommitLedger):
+    """The same where a look at the disk is at hand: what each slice names is fetched before it."""
+
+    def __init__(
+        self, connection: Connection, numbers: Numbers, key_retention_ms: int | None
+    ) -> None:
+        super().__init__(connection, numbers, key_retention_ms)
         self.copied = self.staging = StagingCopy(connection)
         self._known: set[str] = set()
-        self._earlier = LedgerGroup(0)
 
     def fetch(self, items: Sequence[CommitItem]) -> None:
         """Have at hand what these appends name."""
@@ -92,15 +114,7 @@ class LedgerCopy(Ledger):
         return self._by_path.get(path)
 
     def leftovers(self) -> list[dict[Any, Any] | set[Any]]:
-        """What there is to let go of when nothing more is to be decided."""
-        return [self._by_path, self._by_id, self._known, self._earlier.keys]
-
-    def sealed(self, group: LedgerGroup) -> LedgerGroup:
-        """A slice is complete: `group` with its rows, of which only the keys are needed again."""
-        self.seal(group)
-        self._earlier.keys.update(group.keys)
-        self._pending[:] = [self._earlier]
-        return group
+        return [*super().leftovers(), self._known]
 
 
 def streams_at(connection: Connection, paths: Sequence[str]) -> list[Stream]:

@@ -1,14 +1,15 @@
 """Deciding a large commit on a copy of the state, a slice at a time.
 
-Each step is a generator: whoever runs it lets others have their turn between its pieces, and sees
-to it that what was written down so far is on disk. Nothing of it counts before the commit is said
-to be certain, in `conclude`.
+Whoever runs it lets others have their turn between its slices. Where a decided slice goes is the
+store's own business: the embedded one writes it down and carries it out later (`SlicedDecision`),
+the shared one writes it in a transaction that nobody sees. Nothing of it counts before `conclude`.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -36,11 +37,11 @@ from fencepost.protocol.offsets import START
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer
 from fencepost.protocol.writers import Writer
-from fencepost.store.engine.copies import LedgerCopy
+from fencepost.store.engine.copies import CommitLedger, LedgerCopy, Numbers
 from fencepost.store.engine.database import Connection
 from fencepost.store.engine.deciding import Counts, Decider
 from fencepost.store.engine.drafts import Draft
-from fencepost.store.engine.ledger import COMMITS, LedgerGroup
+from fencepost.store.engine.ledger import COMMITS, Ledger, LedgerGroup
 from fencepost.store.engine.redoing import CERTAIN
 from fencepost.store.engine.slices import slice_of
 
@@ -49,37 +50,35 @@ Try = tuple[Append, Producer | None, AppendOutcome]
 
 
 class Decided(NamedTuple):
-    """A commit that will happen: its slices are on disk, and its answer is known."""
+    """A commit that will happen: its slices are written, and its answer is known."""
 
     last_slice: int
     answer: bytes
     counts: Counts
 
 
-class LargeDecision:
+class LargeDecision(ABC):
     """What one large commit comes to."""
 
     def __init__(
         self,
         decider: Decider,
-        state: Connection,
         request: Commit,
-        slices: Callable[[], Iterable[list[CommitItem]]],
         *,
         new_streams: int,
         writer: Writer | None,
+        messages: int = 0,
     ) -> None:
         self._decider = decider
-        self._state = state
         self._request = request
-        self._slices = slices
         self._new_streams = new_streams
         self._writer = writer
+        self._messages = messages
         self._count = 0
-        self._messages = 0
+        self._decided_count = 0
         self._counts = Counts()
         self._now_ms = 0
-        self._copy: LedgerCopy
+        self._copy: CommitLedger
         self.first = self._last = -1
         self._refused: CommitRefused | None = None
         self._done_count = 0
@@ -95,18 +94,9 @@ class LargeDecision:
         """What there is to let go of when all is decided."""
         return [*self._copy.leftovers(), self._parts, self._pieces]
 
-    def weigh(self) -> Iterator[None]:
-        """Count the positions that the commit may need."""
-        for items in self._slices():
-            parts = [part for item in items for part in item.parts]
-            if parts:
-                named = {"parts": json.dumps(parts)}
-                [(count,)] = self._state.fetch("count_staged_messages", named)
-                self._messages += count
-            for item in items:
-                batch = item.append.batch
-                self._messages += (0 if batch is None else batch.messages) + item.append.closes
-            yield
+    @abstractmethod
+    def _copied(self, numbers: Numbers, key_retention_ms: int | None) -> CommitLedger:
+        """A ledger that counts from here, for the commit alone."""
 
     def begin(self) -> int:
         """Take the commit's positions, and the numbers of its new streams; the first position."""
@@ -114,34 +104,25 @@ class LargeDecision:
         self._now_ms = self._decider.tick()
         self.first = ledger.next_position
         self._last = self.first + max(self._messages, 1) - 1
-        self._copy = LedgerCopy(
-            self._state,
-            position=self.first,
-            stream_id=ledger.next_stream,
-            now_ms=self._now_ms,
-            key_retention_ms=ledger.key_retention_ms,
-        )
+        numbers = Numbers(self.first, ledger.next_stream, self._now_ms)
+        self._copy = self._copied(numbers, ledger.key_retention_ms)
         self._copy.key_filter = ledger.key_filter
         ledger.next_position = self._last + 1
         ledger.next_stream += self._new_streams
         self._decider.group.statements.append(("begin_large", (self.first, self._last)))
         return self.first
 
-    def slices(self) -> Iterator[None]:
-        """Decide the appends; what each slice writes joins the open group."""
-        at = 0
-        for items in self._slices():
-            group = self._decide(items, at)
-            if group is None:
-                return
-            at += len(items)
-            self._write_down(self._count, group)
-            self._count += 1
-            yield
+    def decide(self, items: list[CommitItem]) -> LedgerGroup | None:
+        """Decide the next slice: what it writes, or None when one of its appends is refused."""
+        group = self._decide(items, self._decided_count)
+        if group is None:
+            return None
+        self._decided_count += len(items)
+        self._count += 1
+        return self._copy.sealed(group)
 
     def _decide(self, items: list[CommitItem], at: int) -> LedgerGroup | None:
         copy = self._copy
-        copy.fetch(items)
         draft = Draft(
             copy,
             {item.append.path: copy.find(item.append.path) for item in items},
@@ -187,12 +168,6 @@ class LargeDecision:
             self._packed.append(self._packer.compress(before + piece))
         self._pieces.append(piece)
 
-    def _write_down(self, number: int, sealed: LedgerGroup, *, is_last: bool = False) -> None:
-        content = slice_of(self._copy.sealed(sealed), is_last=is_last).encode()
-        group = self._decider.group
-        group.statements.append(("save_slice", (self.first, number, content)))
-        group.bytes += len(content)
-
     def conclude(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
         """What it comes to; if that is something to do, it is certain with the open group."""
         outcome = self._weighed()
@@ -206,12 +181,17 @@ class LargeDecision:
         assert self._copy.next_position == self.first + self._messages
         for append, before, decided in self._tries:
             self._decider.claims.tell(append, before, decided, self._now_ms)
-        group = self._copy.new_group()
-        self._keep(group)
-        self._write_down(outcome.last_slice, group, is_last=True)
-        self._decider.group.statements.append(("turn_large", (CERTAIN, self.first)))
-        self._decider.ledger.staging.waiting_count -= len(self._parts)
+        self._conclude(outcome)
         return outcome
+
+    @abstractmethod
+    def _conclude(self, decided: Decided) -> None:
+        """Let the commit be certain with the open group, with what is kept of it as a whole."""
+
+    @property
+    def comes_to_something(self) -> bool:
+        """Whether all appends are new, so that the commit happens unless it comes too fast."""
+        return self._refused is None and not self._repeated
 
     def _weighed(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
         if self._refused is not None:
@@ -237,16 +217,85 @@ class LargeDecision:
             claims.take_over(changed)
         return None
 
-    def _keep(self, group: LedgerGroup) -> None:
+    def _keep(self, ledger: Ledger, group: LedgerGroup) -> None:
         """What is kept of the commit as a whole."""
         request = self._request
         if self._writer is not None:
-            self._copy.writers.save(group, self._writer)
+            ledger.writers.save(group, self._writer)
         if request.key is not None:
             record = KeyRecord(request.digest, START, START, False, self._last, self._now_ms)
             self._packed += [self._packer.compress(b"]}"), self._packer.flush()]
             place = (COMMITS, request.principal, request.key)
-            self._copy.keep_key(group, place, record, b"".join(self._packed))
+            ledger.keep_key(group, place, record, b"".join(self._packed))
+
+
+class SlicedDecision(LargeDecision):
+    """The same in the embedded store: slices join its groups as they are decided.
+
+    Each step is a generator: whoever runs it sees to it that what was written down so far is on
+    disk.
+    """
+
+    def __init__(
+        self,
+        decider: Decider,
+        state: Connection,
+        request: Commit,
+        slices: Callable[[], Iterable[list[CommitItem]]],
+        *,
+        new_streams: int,
+        writer: Writer | None,
+    ) -> None:
+        super().__init__(decider, request, new_streams=new_streams, writer=writer)
+        self._state = state
+        self._slices = slices
+        self._fetch: Callable[[list[CommitItem]], None]
+
+    def weigh(self) -> Iterator[None]:
+        """Count the positions that the commit may need."""
+        for items in self._slices():
+            parts = [part for item in items for part in item.parts]
+            if parts:
+                named = {"parts": json.dumps(parts)}
+                [(count,)] = self._state.fetch("count_staged_messages", named)
+                self._messages += count
+            self._messages += sum(map(messages_of, items))
+            yield
+
+    def _copied(self, numbers: Numbers, key_retention_ms: int | None) -> CommitLedger:
+        copy = LedgerCopy(self._state, numbers, key_retention_ms)
+        self._fetch = copy.fetch
+        return copy
+
+    def slices(self) -> Iterator[None]:
+        """Decide the appends; what each slice writes joins the open group."""
+        for items in self._slices():
+            self._fetch(items)
+            number = self._count
+            sealed = self.decide(items)
+            if sealed is None:
+                return
+            self._write_down(number, sealed)
+            yield
+
+    def _write_down(self, number: int, sealed: LedgerGroup, *, is_last: bool = False) -> None:
+        content = slice_of(sealed, is_last=is_last).encode()
+        group = self._decider.group
+        group.statements.append(("save_slice", (self.first, number, content)))
+        group.bytes += len(content)
+
+    def _conclude(self, decided: Decided) -> None:
+        group = self._copy.new_group()
+        self._keep(self._copy, group)
+        self._write_down(decided.last_slice, self._copy.sealed(group), is_last=True)
+        self._decider.group.statements.append(("turn_large", (CERTAIN, self.first)))
+        self._decider.ledger.staging.waiting_count -= len(self._parts)
+
+
+def messages_of(item: CommitItem) -> int:
+    """Positions that an append takes beside those of its staged parts."""
+    batch = item.append.batch
+    return (0 if batch is None else batch.messages) + item.append.closes
 
 
 def _matters(tried: Try) -> bool:

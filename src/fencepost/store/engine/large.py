@@ -31,8 +31,8 @@ from fencepost.store.engine.collecting import dissolve, paused_collector
 from fencepost.store.engine.copies import streams_at
 from fencepost.store.engine.database import Connection
 from fencepost.store.engine.deciding import Admitted, Decider
-from fencepost.store.engine.deciding_large import Decided, LargeDecision
-from fencepost.store.engine.holds import Held
+from fencepost.store.engine.deciding_large import Decided, LargeDecision, SlicedDecision
+from fencepost.store.engine.holds import Held, Holds
 from fencepost.store.engine.ledger import view_of
 from fencepost.store.engine.redoing import CERTAIN, tell_made
 from fencepost.store.engine.slices import Slice, decode_slice
@@ -104,19 +104,30 @@ def _weight(item: CommitItem) -> int:
     return 1 + len(item.parts)
 
 
+class Carried(Protocol):
+    """A large commit that waits for its turn."""
+
+    async def run(self) -> None:
+        """Carry it out, answer, and let those go on who waited."""
+        ...
+
+
 class LargeCommits:
     """The large commits of one store, one after the other."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._queue: deque[LargeCommit] = deque()
+    def __init__(
+        self, holds: Holds, make: Callable[[Commit, Done, LargeCommits, Held], Carried]
+    ) -> None:
+        self._holds = holds
+        self._make = make
+        self._queue: deque[Carried] = deque()
         self._task: asyncio.Task[None] | None = None
         self.closing = False
 
     def add(self, request: Commit, done: Done) -> None:
         """Carry out a commit when those before it are over; from now on it holds what it names."""
-        held = self._host.decider.holds.take(request)
-        self._queue.append(LargeCommit(self._host, request, done, self, held))
+        held = self._holds.take(request)
+        self._queue.append(self._make(request, done, self, held))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -136,7 +147,7 @@ class LargeCommits:
 
 
 class LargeCommit:
-    """One large commit on its way."""
+    """One large commit on its way, in the embedded store."""
 
     def __init__(
         self, host: Host, request: Commit, done: Done, owner: LargeCommits, held: Held
@@ -191,7 +202,7 @@ class LargeCommit:
         failure = await self._look()
         if failure is not None:
             return failure
-        decision = LargeDecision(
+        decision = SlicedDecision(
             self._decider,
             self._host.committed_state,
             self._request,

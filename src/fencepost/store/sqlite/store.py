@@ -55,7 +55,7 @@ from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.forking import own_segments
 from fencepost.store.engine.keyfilter import KeyFilter
-from fencepost.store.engine.large import LargeCommits, is_large
+from fencepost.store.engine.large import LargeCommit, LargeCommits, is_large
 from fencepost.store.engine.ledger import LedgerGroup
 from fencepost.store.engine.redoing import redo, tell_redone
 from fencepost.store.engine.writers import find_committed
@@ -104,7 +104,7 @@ class SqliteStore:
         self._holds = self.decider.holds
         self._held = self._holds.all
         self._closing = False
-        self._large = LargeCommits(self)
+        self._large = LargeCommits(self._holds, partial(LargeCommit, self))
         self._listeners: list[Listener] = []
         self.wal_pages = self._folded_pages = 0
         self.wal_grown = asyncio.Event()
