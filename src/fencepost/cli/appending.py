@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path as File
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -25,6 +26,7 @@ import typer
 from rich.progress import TextColumn
 
 import fencepost
+from fencepost.cli.interrupts import Interrupts, interrupts
 from fencepost.cli.options import TYPES, AsJson, Path, Token, Type, Url, content_type_of
 from fencepost.cli.profile import resolve
 from fencepost.cli.render import (
@@ -45,6 +47,8 @@ IDLE_MS = 50
 """How long lines may pause before those that wait are sent and waited for."""
 INTERRUPTED_SECONDS_MAX = 5.0
 """How long Ctrl-C waits for what is on its way."""
+FLUSH_SECONDS = 0.1
+"""How often a wait for answers looks whether Ctrl-C was pressed."""
 PATIENCE_SECONDS = 120.0
 
 
@@ -318,20 +322,25 @@ class Feed:
         tell: Callable[[int], None],
     ) -> None:
         try:
-            for number, line in enumerate(lines_of(source, producer.flush, tell), 1):
-                if number <= self._skip:
-                    continue
-                self._line = number
-                if not line or line.isspace():
-                    continue
-                if stored:
-                    stored -= 1
-                    self._stored_line = number
-                    continue
-                message = checked_json(line, f"line {number:,}")
-                self._on_the_way.append(number)
-                producer.append(message)
-            producer.close()
+            with interrupts() as pressed:
+                for number, line in enumerate(
+                    lines_of(source, partial(_flush, producer, pressed), tell, pressed), 1
+                ):
+                    pressed.check()
+                    if number <= self._skip:
+                        continue
+                    self._line = number
+                    if not line or line.isspace():
+                        continue
+                    if stored:
+                        stored -= 1
+                        self._stored_line = number
+                        continue
+                    message = checked_json(line, f"line {number:,}")
+                    self._on_the_way.append(number)
+                    producer.append(message)
+                _flush(producer, pressed)
+                producer.close()
         except KeyboardInterrupt:
             self._finish(producer, INTERRUPTED_SECONDS_MAX)
             raise self._unfinished("interrupted", INTERRUPTED) from None
@@ -453,8 +462,19 @@ class Feed:
         return stored
 
 
+def _flush(producer: fencepost.IdempotentProducer, pressed: Interrupts) -> None:
+    """Wait until all that was taken is stored, or Ctrl-C is pressed."""
+    while True:
+        try:
+            producer.flush(FLUSH_SECONDS)
+        except TimeoutError:
+            pressed.check()
+        else:
+            return
+
+
 def lines_of(
-    source: BinaryIO, idle: Callable[[], None], tell: Callable[[int], None]
+    source: BinaryIO, idle: Callable[[], None], tell: Callable[[int], None], pressed: Interrupts
 ) -> Iterator[bytes]:
     """The lines of a file or pipe; `idle` is called when it pauses, `tell` with the bytes taken."""
     waiting = select.poll()
@@ -462,10 +482,13 @@ def lines_of(
     rest: list[bytes] = []
     taken = 0
     while True:
-        if not waiting.poll(IDLE_MS):
+        with pressed.waiting():
+            is_ready = waiting.poll(IDLE_MS)
+        if not is_ready:
             idle()
         try:
-            piece = os.read(source.fileno(), READ_BYTES)
+            with pressed.waiting():
+                piece = os.read(source.fileno(), READ_BYTES)
         except OSError as error:
             raise _unreadable(error) from None
         if not piece:

@@ -58,6 +58,10 @@ def audit(
             "--forgetting", help="The server forgets silent producers (producer_retention_s)."
         ),
     ] = False,
+    once: Annotated[
+        str | None,
+        typer.Option(help="A path in JSON messages: no two of a stream may be equal in it."),
+    ] = None,
     master: Master = None,
     spark_log: SparkLog = None,
     url: Url = None,
@@ -72,6 +76,7 @@ def audit(
 
       fencepost pipeline audit
       fencepost pipeline audit 'orders/**' --plot audit.png --json | jq .defects
+      fencepost pipeline audit 'orders/**' --once order.id
     """
     with (
         _failing_as(FAILED),
@@ -89,6 +94,7 @@ def audit(
                 options=job.options,
                 samples_max=samples,
                 forgetting=forgetting,
+                once=once,
                 tell=step,
             )
         if plot is not None:

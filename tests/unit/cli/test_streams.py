@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fencepost
 from fencepost.cli.appending import checked_json, lines_of
+from fencepost.cli.interrupts import Interrupts
 from fencepost.cli.options import content_type_of
 from fencepost.cli.render import (
     REFUSED,
@@ -121,7 +122,7 @@ def test_lines_are_those_of_the_file(lines: list[bytes]) -> None:
         pipe.write(b"\n".join(lines))
         pipe.close()
         taken: list[int] = []
-        found = list(lines_of(source, lambda: None, taken.append))
+        found = list(lines_of(source, lambda: None, taken.append, Interrupts()))
 
     expected = io.BytesIO(b"\n".join(lines)).read().split(b"\n")
     assert found == (expected[:-1] if not expected[-1] else expected)
@@ -139,7 +140,7 @@ def test_a_line_may_be_longer_than_one_read_and_a_pause_is_told() -> None:
             pipe.close()
 
         pipe.write(b"sta")
-        found = list(lines_of(source, idle, lambda _: None))
+        found = list(lines_of(source, idle, lambda _: None, Interrupts()))
 
     assert found == [b"start", b"end"]
     assert paused == [True]
