@@ -1,0 +1,227 @@
+"""Truncation and retention over HTTP, and servers that are killed while they drop rows."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fencepost.store.sqlite.check import check
+from tests.engines import engine as engine
+from tests.integration.raw import Connection, ask, code_of
+from tests.integration.retention_support import JSON
+from tests.integration.retention_support import kept as kept
+from tests.serving import ServerProcess
+
+
+def test_truncation_over_http(server_process: ServerProcess) -> None:
+    port = server_process.port
+    with Connection(port) as client:
+        client.ask("PUT", "/v1/stream/t", f"Content-Type: {JSON}", body=b"[0,1,2,3]")
+        middle = "0000000000000002_0000000000000002"
+
+        done = client.ask("POST", f"/v1/stream/t?truncate&before={middle}")
+
+        assert done.status == 204
+        assert done.headers["stream-first-offset"] == middle
+        assert done.headers["stream-next-offset"] == "0000000000000004_0000000000000004"
+        head = client.ask("HEAD", "/v1/stream/t")
+        assert head.headers["stream-first-offset"] == middle
+        for question in ("", "?offset=-1", f"?offset={middle}"):
+            assert client.ask("GET", f"/v1/stream/t{question}").body == b"[2,3]"
+        gone = client.ask("GET", "/v1/stream/t?offset=0000000000000001_0000000000000001")
+        assert gone.status == 410
+        assert code_of(gone) == "offset_truncated"
+        assert gone.headers["stream-first-offset"] == middle
+        zero = client.ask("GET", "/v1/stream/t?offset=0000000000000000_0000000000000000")
+        assert zero.status == 410
+        polled = client.ask("GET", "/v1/stream/t?offset=-1&live=long-poll")
+        assert polled.body == b"[2,3]"
+        assert client.ask("POST", "/v1/stream/t?truncate&before=now").status == 204
+        assert client.ask("GET", "/v1/stream/t?offset=-1").body == b"[]"
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "status", "code"),
+    [
+        ("truncate", b"", 400, "before_missing"),
+        ("truncate&before=", b"", 400, "offset_invalid"),
+        ("truncate&before=7", b"", 400, "offset_invalid"),
+        ("truncate&before=0000000000000009_0000000000000009", b"", 400, "offset_invalid"),
+        ("truncate&before=0000000000000001_0000000000000002", b"", 400, "offset_invalid"),
+        ("truncate&before=now&before=-1", b"", 400, "query_repeated"),
+        ("truncate=perhaps&before=now", b"", 400, "truncate_invalid"),
+        ("truncate&before=now", b"[1]", 400, "body_unexpected"),
+    ],
+)
+def test_a_truncation_that_is_not_understood_is_refused(
+    server_process: ServerProcess, query: str, body: bytes, status: int, code: str
+) -> None:
+    port = server_process.port
+    ask(port, "PUT", "/v1/stream/refusals", f"Content-Type: {JSON}", body=b'["a","b"]')
+
+    reply = ask(port, "POST", f"/v1/stream/refusals?{query}", f"Content-Type: {JSON}", body=body)
+
+    assert (reply.status, code_of(reply)) == (status, code)
+    assert ask(port, "GET", "/v1/stream/refusals?offset=-1").body == b'["a","b"]'
+
+
+def test_a_truncation_of_no_stream_is_a_404(server_process: ServerProcess) -> None:
+    reply = ask(server_process.port, "POST", "/v1/stream/nowhere?truncate&before=now")
+
+    assert (reply.status, code_of(reply)) == (404, "stream_not_found")
+
+
+def test_another_query_on_an_append_means_nothing(server_process: ServerProcess) -> None:
+    port = server_process.port
+    ask(port, "PUT", "/v1/stream/q", "Content-Type: text/plain")
+
+    assert (
+        ask(port, "POST", "/v1/stream/q?a=b", "Content-Type: text/plain", body=b"x").status == 204
+    )
+
+
+def test_retention_is_part_of_a_streams_configuration(server_process: ServerProcess) -> None:
+    port = server_process.port
+    bounds = [
+        "Stream-Retention-Age: 60",
+        "Stream-Retention-Bytes: 1000",
+        "Stream-Retention-Messages: 10",
+    ]
+    kind = "Content-Type: text/plain"
+
+    assert ask(port, "PUT", "/v1/stream/r", kind, *bounds).status == 201
+    assert ask(port, "PUT", "/v1/stream/r", kind, *bounds).status == 200
+    assert ask(port, "PUT", "/v1/stream/r", kind, *bounds[:2]).status == 409
+    assert ask(port, "PUT", "/v1/stream/r", kind).status == 409
+    head = ask(port, "HEAD", "/v1/stream/r")
+    assert head.headers["stream-retention-age"] == "60"
+    assert head.headers["stream-retention-bytes"] == "1000"
+    assert head.headers["stream-retention-messages"] == "10"
+
+
+@pytest.mark.parametrize("name", ["Age", "Bytes", "Messages"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", "99999999999999999999"])
+def test_a_retention_that_is_not_a_number_is_refused(
+    server_process: ServerProcess, name: str, value: str
+) -> None:
+    reply = ask(server_process.port, "PUT", "/v1/stream/bad", f"Stream-Retention-{name}: {value}")
+
+    assert (reply.status, code_of(reply)) == (400, "retention_invalid")
+
+
+def test_policies_of_the_config_file_are_applied(tmp_path: Path) -> None:
+    config = tmp_path / "fencepost.toml"
+    config.write_text(
+        "[store]\nsweep_interval_ms = 10\nretention_interval_ms = 10\n"
+        '[[retention]]\nmatch = "logs/**"\nmax_messages = 2\n'
+    )
+    with ServerProcess(tmp_path / "data", arguments=["--config", str(config)]) as server:
+        ask(server.port, "PUT", "/v1/stream/logs/a", f"Content-Type: {JSON}")
+        for number in range(5):
+            body = b"[%d]" % number
+            ask(server.port, "POST", "/v1/stream/logs/a", f"Content-Type: {JSON}", body=body)
+        with Connection(server.port) as client:
+            while client.ask("GET", "/v1/stream/logs/a").body != b"[3,4]":
+                pass
+    assert check(tmp_path / "data").findings == []
+
+
+# Faults
+
+
+def test_a_server_killed_while_it_truncates_and_purges_leaves_a_whole_folder(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "fencepost.toml"
+    config.write_text(
+        "[store]\nsweep_interval_ms = 1\nretention_interval_ms = 1\nlog_retention_ms = 0\n"
+        '[[retention]]\nmatch = "kept/**"\nmax_bytes = 3000\n'
+    )
+    folder = tmp_path / "data"
+    server = ServerProcess(folder, arguments=["--config", str(config), "--log-level", "error"])
+    dice = random.Random(11)
+    sent = 0
+    for _ in range(6):
+        server.start()
+        kill = threading.Timer(dice.uniform(0.3, 0.9), os.kill, (server.pid, signal.SIGKILL))
+        ask(server.port, "PUT", "/v1/stream/kept/s", "Content-Type: text/plain")
+        kill.start()
+        try:
+            with Connection(server.port) as client:
+                while True:
+                    reply = client.ask(
+                        "POST",
+                        "/v1/stream/kept/s",
+                        "Content-Type: text/plain",
+                        "Producer-Id: p",
+                        "Producer-Epoch: 0",
+                        f"Producer-Seq: {sent}",
+                        body=b"%06d%b" % (sent, b"x" * 194),
+                    )
+                    assert reply.status in (200, 204), reply
+                    sent += 1
+                    if sent % 50 == 0:
+                        tail = reply.headers["stream-next-offset"]
+                        client.ask("POST", f"/v1/stream/kept/s?truncate&before={tail}")
+        except (ConnectionError, AssertionError, TimeoutError):
+            kill.join()
+        server.kill()
+
+        report = check(folder)
+
+        assert report.findings == []
+    server.start()
+    head = ask(server.port, "HEAD", "/v1/stream/kept/s")
+    # The request in flight at the last kill may or may not have been stored.
+    assert int(head.headers["stream-next-offset"].partition("_")[0]) in (sent, sent + 1)
+    server.stop()
+    assert check(folder).findings == []
+    assert check(folder).counts["rows"] < sent
+    assert sent > 50
+
+
+def test_the_upkeep_of_a_stopped_piece_is_all_or_nothing(tmp_path: Path) -> None:
+    """A process killed between the pieces of a purge goes on with it after a restart."""
+    script = (
+        "import asyncio, os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from fencepost.store.engine import retention as keeping, purges\n"
+        "from tests.integration.retention_support import Kept, numbers, JSON, Offset\n"
+        "keeping.ROWS_PER_STEP_MAX = 3\n"
+        "left = int(sys.argv[2])\n"
+        "drop = purges.drop\n"
+        "def dying(*arguments):\n"
+        "    global left\n"
+        "    drop(*arguments)\n"
+        "    left -= 1\n"
+        "    if left == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "purges.drop = dying\n"
+        "async def main():\n"
+        "    kept = Kept(Path(sys.argv[1]))\n"
+        "    await kept.made('s', JSON)\n"
+        "    await numbers(kept, 's', 20)\n"
+        "    await kept.truncate('s', Offset(11, 12))\n"
+        "    await kept.purge_all()\n"
+        "asyncio.run(main())\n"
+    )
+    for pieces in (1, 2, 3, 4):
+        folder = tmp_path / f"data-{pieces}"
+
+        ended = subprocess.run(
+            [sys.executable, "-c", script, str(folder), str(pieces)],
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            timeout=60,
+        )
+
+        assert ended.returncode == -signal.SIGKILL
+        report = check(folder)
+        assert report.findings == []
+        # The piece under way when it was killed is still there as a whole.
+        assert report.counts["messages"] == 20 - 3 * (pieces - 1)
