@@ -1,11 +1,12 @@
 """What a key costs: plain appends and appends with conditions in turns, on servers side by side.
 
-`python -m benchmarks.keys`. The case `conditions` of `python -m benchmarks` runs each kind once, one
-after the other, so that other work on the machine falls on one of them. Here every kind has its own
-server on its own folder, all of them are running, and each round sends the same number of appends
-to each in turn. What is compared is processor time of the server, user and system, all threads;
-within a round, so that whatever slowed the machine down slowed both sides of the ratio. All rounds
-are printed. The client's work is not in it; the bytes of the header, and parsing them, are.
+`python -m benchmarks.keys`. The case `conditions` of `python -m benchmarks` runs each kind once,
+one after the other, so that other work on the machine falls on one of them. Here every kind has its
+own server on its own folder, all of them are running, and each round sends the same number of
+appends to each in turn. What is compared is processor time of the server, user and system, all
+threads; within a round, so that whatever slowed the machine down slowed both sides of the ratio.
+All rounds are printed. The client's work is not in it; the bytes of the header, and parsing them,
+are.
 """
 
 import argparse

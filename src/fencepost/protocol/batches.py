@@ -11,6 +11,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -147,6 +148,10 @@ def cut(data: bytes, lengths: bytes | None, start: int, stop: int) -> tuple[byte
 
 def digest(content_type: str, closes: bool, data: bytes) -> bytes:
     """What tells a repeated request from another one under the same name, in 16 bytes."""
+    return hashlib.sha256(_fields(content_type, closes) + data).digest()[:DIGEST_BYTES]
+
+
+@lru_cache(maxsize=1_024)
+def _fields(content_type: str, closes: bool) -> bytes:
     # No content type holds a NUL, so the data cannot imitate the fields before it.
-    fields = b"%d%b\0" % (closes, content_type.encode())
-    return hashlib.sha256(fields + data).digest()[:DIGEST_BYTES]
+    return b"%d%b\0" % (closes, content_type.encode())

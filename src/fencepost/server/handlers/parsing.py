@@ -244,21 +244,19 @@ def parse_append(request: Request, path: str, limits: Limits, actor: Actor | Non
     return Append(path, batch, media, closes, producer, seq, mark, conditions, actor)
 
 
-_CONDITIONS = frozenset(
-    (
-        b"if-match",
-        b"if-none-match",
-        b"stream-auto-create",
-        b"producer-if",
-        b"producer-strict",
-        b"idempotency-key",
-    )
+_OTHER_CONDITIONS = frozenset(
+    (b"if-match", b"if-none-match", b"stream-auto-create", b"producer-if", b"producer-strict")
 )
+_CONDITIONS = _OTHER_CONDITIONS | {b"idempotency-key"}
 
 
 def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
     """The headers that make an append conditional; None when they come to nothing."""
     headers = request.headers
+    key = headers.get(b"idempotency-key")
+    if key is not None and _OTHER_CONDITIONS.isdisjoint(headers):
+        # A key alone is what most requests with conditions have.
+        return Conditions(key=_key(key, limits))
     if_empty = _only_star(headers.get(b"if-none-match"))
     create_as = None
     if if_empty or is_true(request, b"stream-auto-create"):
@@ -273,7 +271,7 @@ def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
         create_as=create_as,
         producer_if=producer_if(headers.get(b"producer-if")),
         strict=is_true(request, b"producer-strict"),
-        key=_key(request, limits),
+        key=None if key is None else _key(key, limits),
     )
     if conditions.producer_if is not None and b"producer-id" not in headers:
         raise bad("producer_headers_incomplete", "Producer-If needs the producer headers")
@@ -320,9 +318,10 @@ def producer_if(value: bytes | None) -> tuple[int, int] | None:
     return integer(epoch, "Producer-If"), integer(seq, "Producer-If")
 
 
-def _key(request: Request, limits: Limits) -> str | None:
-    value = text_header(request, b"idempotency-key", limits.key_bytes_max)
-    return None if value is None else check_key(value)
+def _key(value: bytes, limits: Limits) -> str:
+    text = _text(value, "idempotency-key", limits.key_bytes_max)
+    # Few keys hold anything but printable characters, and that is found out sooner than which.
+    return text if text and text.isprintable() else check_key(text)
 
 
 def check_key(value: str) -> str:

@@ -115,9 +115,10 @@ class Draft:
             producer = self._producers[place]
         key = None
         if conditions is not None and conditions.key is not None:
-            key = self._keys.get((stream.id, append.principal, conditions.key))
+            used = (stream.id, append.principal, conditions.key)
+            key = self._keys.get(used)
             if key is None and not is_made:
-                key = self._ledger.find_key(stream.id, append.principal, conditions.key)
+                key = self._ledger.find_key(used)
         outcome = decide_append(
             stream, producer, append, key=key, position=self._position, now_ms=self._now_ms
         )

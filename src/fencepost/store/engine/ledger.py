@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, Protocol
 
-from fencepost.protocol.appends import Append, Appended, KeyRecord, key_record
+from fencepost.protocol.appends import Append, Appended, KeyRecord
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
@@ -21,7 +21,7 @@ from fencepost.protocol.writers import Writer
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.engine import records
 from fencepost.store.engine.database import Connection, Row
-from fencepost.store.engine.keyfilter import KeyFilter
+from fencepost.store.engine.keyfilter import KeyFilter, KeyPlace
 from fencepost.store.engine.records import (
     CLOSED,
     DELETED,
@@ -113,7 +113,7 @@ class LedgerGroup:
         self.created: set[int] = set()
         self.producers: dict[tuple[int, str], Producer] = {}
         self.parts: dict[int, tuple[Offset, list[bytes]]] = {}
-        self.keys: dict[tuple[int, str, str], tuple[KeyRecord, bytes]] = {}
+        self.keys: dict[KeyPlace, Row] = {}
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
         self.staging: Changes | None = None
         self.writers: dict[str, Writer | None] = {}
@@ -268,24 +268,38 @@ class Ledger:
         }
         entry.producers = {key: entry.producers[key] for key in pending}
 
-    def find_key(self, stream_id: int, principal: str, key: str) -> KeyRecord | None:
-        """What an Idempotency-Key of a principal and a stream stands for."""
-        found = self._find_key((stream_id, principal, key))
+    def find_key(self, place: KeyPlace) -> KeyRecord | None:
+        """What an Idempotency-Key of a stream and a principal stands for."""
+        if self.key_filter is not None and self.key_filter.is_new(place):
+            return None
+        found = self._find_key(place)
         return None if found is None else found[0]
 
     def find_commit_key(self, principal: str, key: str) -> tuple[KeyRecord, bytes] | None:
         """What the key of a whole commit stands for, and what was answered."""
-        return self._find_key((COMMITS, principal, key))
-
-    def _find_key(self, place: tuple[int, str, str]) -> tuple[KeyRecord, bytes] | None:
-        for group in self._pending:
-            kept = group.keys.get(place)
-            if kept is not None:
-                return kept
+        place = (COMMITS, principal, key)
         if self.key_filter is not None and self.key_filter.is_new(place):
             return None
+        return self._find_key(place)
+
+    def _find_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
+        kept = self._kept_key(place)
+        if kept is not None:
+            return kept
         rows = self._connection.fetch("find_key", place)
         return records.key_from_row(rows[0]) if rows else None
+
+    def _kept_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
+        """A key whose row is not on disk yet."""
+        for group in self._pending:
+            row = group.keys.get(place)
+            if row is not None:
+                return records.key_from_columns(row)
+        return None
+
+    def kept_keys(self) -> list[KeyPlace]:
+        """The keys whose rows are not on disk yet."""
+        return [place for group in self._pending for place in group.keys]
 
     # Deciding: each of these changes the ledger and the open group together
 
@@ -394,7 +408,21 @@ class Ledger:
         conditions = request.conditions
         if conditions is not None and conditions.key is not None:
             place = (stream.id, request.principal, conditions.key)
-            self.keep_key(group, place, key_record(request, outcome, now_ms=now_ms))
+            retention_ms = self.key_retention_ms
+            # As a row at once: what it says is asked for only by the few that come again.
+            group.keys[place] = (
+                *place,
+                request.digest,
+                *outcome.start,
+                *outcome.tail,
+                outcome.closed,
+                outcome.position,
+                now_ms,
+                None if retention_ms is None else now_ms + retention_ms,
+                None,
+            )
+            if self.key_filter is not None:
+                self.key_filter.add(place)
         if request.seq is not None:
             stream.seq = request.seq
         if outcome.closed:
@@ -417,12 +445,14 @@ class Ledger:
     def keep_key(
         self,
         group: LedgerGroup,
-        place: tuple[int, str, str],
+        place: KeyPlace,
         record: KeyRecord,
         answer: bytes = b"",
     ) -> None:
-        """Remember what a key was used for, in the commit that it was used in."""
-        group.keys[place] = (record, answer)
+        """Remember what the key of a commit was used for, in the transaction of the commit."""
+        retention_ms = self.key_retention_ms
+        expires_ms = None if retention_ms is None else record.created_ms + retention_ms
+        group.keys[place] = records.key_columns(*place, record, answer, expires_ms)
         if self.key_filter is not None:
             self.key_filter.add(place)
 
@@ -477,10 +507,7 @@ class Ledger:
             else:
                 group.updates.append((*hot, stream.id))
             group.views.append((entry, view_of(stream), entry.state))
-        retention_ms = self.key_retention_ms
-        for place, (record, answer) in group.keys.items():
-            expires_ms = None if retention_ms is None else record.created_ms + retention_ms
-            group.key_rows.append(records.key_columns(*place, record, answer, expires_ms))
+        group.key_rows = list(group.keys.values())
         group.counters = (self.next_position, self.next_stream, self.last_ms)
 
     def committed(self, group: LedgerGroup) -> list[Published]:

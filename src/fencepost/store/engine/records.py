@@ -163,6 +163,12 @@ def key_from_row(row: Row) -> tuple[KeyRecord, bytes]:
     return KeyRecord(digest, start, tail, bool(closed), position, at), answer or b""
 
 
+def key_from_columns(columns: Row) -> tuple[KeyRecord, bytes]:
+    """The same of a key that is not on disk yet, from what `save_key` will be given."""
+    *_, created_ms, _expires_ms, answer = columns
+    return key_from_row((*columns[3:10], created_ms, answer))
+
+
 def key_columns(
     stream_id: int,
     principal: str,

@@ -148,13 +148,10 @@ class TurnLedger(Ledger):
         return _producer(producer_id, row)
 
     def _find_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
-        for group in self._pending:
-            kept = group.keys.get(place)
-            if kept is not None:
-                return kept
-        if place in self._keys:
+        kept = self._kept_key(place)
+        if kept is None and place in self._keys:
             return self._keys[place]
-        return super()._find_key(place)
+        return kept or super()._find_key(place)
 
 
 def _producer(producer_id: str, row: Row) -> Producer:

@@ -73,7 +73,9 @@ class SqliteUpkeep(Upkeep):
         keys = self._file.keys
         if keys.is_complete and keys.is_full:
             [(count,)] = await self._fetch("count_keys")
-            keys.begin_again(count)
+            # The keys of a large commit are for some time neither on disk nor in a group.
+            if self._file.decider.holds.held is None:
+                keys.begin_again(count, self._file.ledger.kept_keys())
         learned = 0
         while (after := keys.next_piece) is not None:
             hashes, last = await self._file.readers.run(partial(read_piece, after=after))
