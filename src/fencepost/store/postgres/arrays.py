@@ -88,6 +88,9 @@ _KINDS: dict[str, tuple[type[_Array], int, int, Callable[[Sequence[Any]], bytes]
 }
 """Type by name: the class of a packed array, the number of its type and of its elements' type."""
 
+ARRAY_TYPES: dict[type, int] = {kind: array_type for kind, array_type, _, _ in _KINDS.values()}
+"""The number of its type by the class of a packed array."""
+
 Packer = Callable[[Sequence[Any]], _Array]
 
 

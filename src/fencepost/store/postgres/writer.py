@@ -1,25 +1,27 @@
 """A connection on the event loop: for turns, for the feed and for notifications.
 
-Statements of a turn are pipelined: they leave in one piece, and their results come back in one.
+The statements of a turn leave in one piece, and their results come back in one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Self
 
 import psycopg
-from psycopg import AsyncCursor, AsyncRawCursor, generators
-from psycopg.pq import ExecStatus
+from psycopg import AsyncRawCursor
 
 from fencepost.store.engine.database import Row, Values
 from fencepost.store.postgres.database import OPTIONS, SERVER, adapt, ends_session, judge, session
 from fencepost.store.postgres.patience import PatientAsyncConnection
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import Statement, statement
+from fencepost.store.postgres.wire import Parcel, Wire, packed
 
-_BEGIN = b"BEGIN; " + statement("take_turn").text
+_BEGIN = (packed(b"BEGIN", ()), packed(statement("take_turn").text, ()))
+_ROLLBACK = (packed(b"ROLLBACK", ()),)
+_COMMIT = packed(b"COMMIT", ())
 
 
 class WritingConnection:
@@ -27,6 +29,7 @@ class WritingConnection:
 
     def __init__(self, raw: PatientAsyncConnection) -> None:
         self.raw = raw
+        self._wire = Wire(raw)
         self._in_doubt = False
 
     @classmethod
@@ -71,49 +74,51 @@ class WritingConnection:
     async def fetch(self, query: str, values: Values = ()) -> list[Row]:
         """All rows of a named query."""
         found = statement(query)
-        cursor = self.raw.cursor(binary=True)
-        await cursor.execute(found.text, found.values(values))
-        return await cursor.fetchall()
+        return await self._wire.fetch(packed(found.text, found.values(values)))
 
     # A turn
 
     async def begin(self) -> Row:
         """Begin a transaction and wait for the turn: the counters, and the database's clock."""
-        # Not pipelined: psycopg ends a pipeline with a message after the Sync, at which PostgreSQL
-        # stops counting how long this session is idle, and a node that freezes in its turn would
-        # never be freed.
-        cursor = await self.raw.execute(_BEGIN, prepare=False)
-        cursor.nextset()
-        row = await cursor.fetchone()
-        assert row is not None, "the row of counters is there since the first migration"
+        _, taken = await self._wire.exchange(_BEGIN)
+        [row] = self._wire.rows(taken)
         return row
 
     async def rollback(self) -> None:
-        # Past psycopg's own, which after every ROLLBACK has all statements prepared again.
-        self.raw.pgconn.send_query(b"ROLLBACK")
-        [result] = await self.raw.wait(generators.execute(self.raw.pgconn))
-        if result.status != ExecStatus.COMMAND_OK:
-            raise psycopg.errors.error_from_result(result)
+        """Undo the turn."""
+        await self._wire.exchange(_ROLLBACK)
+
+    async def write(self, statements: Iterable[tuple[str, Sequence[Row]]]) -> None:
+        """Write something in the open transaction, in one round trip."""
+        await self._wire.exchange(
+            [parcel for name, rows in statements for parcel in _parcels(statement(name), rows)]
+        )
 
     async def write_and_commit(
-        self, statements: Sequence[tuple[str, Sequence[Row]]], end: Sequence[object]
+        self,
+        statements: Sequence[tuple[str, Sequence[Row]]],
+        end: Sequence[object],
+        *,
+        ending: str = "end_turn",
     ) -> None:
         """Write a turn and end it, in one round trip."""
-        cursor = self.raw.cursor()
+        # Values that cannot be sent are an error here, before anything has left.
         self._in_doubt = False
+        stretch = [
+            parcel for name, rows in statements for parcel in _parcels(statement(name), rows)
+        ]
+        ended = statement(ending)
+        stretch.append(packed(ended.text, ended.values(end)))
+        stretch.append(_COMMIT)
+        self._in_doubt = True
         try:
-            async with self.raw.pipeline():
-                for name, rows in statements:
-                    await _execute(cursor, statement(name), rows)
-                ending = statement("end_turn")
-                await cursor.execute(ending.text, ending.values(end))
-                self._in_doubt = True
-                await cursor.execute("COMMIT")
+            *_, committed = await self._wire.exchange(stretch)
+            if committed.command_status != b"COMMIT":
+                raise psycopg.InternalError(f"COMMIT was answered {committed.command_status!r}")
         except psycopg.Error as error:
             # A statement that is refused undoes the transaction. The end of the session does so
-            # too, unless it came after the COMMIT, whose answer it then overtakes. Any other error
-            # came before: values that cannot be sent.
-            self._in_doubt = self._in_doubt and (self.raw.closed or ends_session(error))
+            # too, unless it came after the COMMIT, whose answer it then overtakes.
+            self._in_doubt = self.raw.closed or ends_session(error)
             raise
         self._in_doubt = False
 
@@ -122,15 +127,12 @@ class WritingConnection:
     async def listen(self, channel: str) -> None:
         await self.raw.execute(f'LISTEN "{channel}"')
 
-    async def wait_for_notification(self, timeout_s: float) -> None:
-        """Wait until somebody notifies, or for so long."""
-        async for _ in self.raw.notifies(timeout=timeout_s, stop_after=1):
-            pass
+    async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
+        """Wait until somebody notifies, or for so long: what was said since the last time."""
+        return await self._wire.wait_for_notification(timeout_s)
 
 
-async def _execute(cursor: AsyncCursor[Any], found: Statement, rows: Sequence[Row]) -> None:
+def _parcels(found: Statement, rows: Sequence[Row]) -> list[Parcel]:
     if found.by_columns:
-        await cursor.execute(found.text, found.columns(rows))
-    else:
-        for row in rows:
-            await cursor.execute(found.text, found.values(row))
+        return [packed(found.text, found.columns(rows))]
+    return [packed(found.text, found.values(row)) for row in rows]
