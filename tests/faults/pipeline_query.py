@@ -1,7 +1,8 @@
 """The query that the kill tests run: a process of its own, so that it can be killed.
 
 Reads every stream `in/*`, computes something of each row, and writes it to `out/KEY`. One argument,
-a JSON object: see `Job`. Ends with the query: exit code 3 and the reason on standard output.
+a JSON object: see `Job`. Ends with the query: exit code 3 and the reason on standard output. When
+the test asks for it, the same Spark audits the server, beside the query, and the report is printed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,8 +27,11 @@ from pyspark.sql.types import StructType
 
 import fencepost
 from fencepost.pipeline import session
+from fencepost.pipeline.audit import audit
 
 FAILED = 3
+AUDITED = "audited: "
+POLL_SECONDS = 1
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +47,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """How slow the first attempt at a batch's first partition is, so that Spark speculates."""
     attempts_file: str = ""
     """Where a slow partition notes which attempt it is."""
+    audit_file: str = ""
+    """Once this file is there, it is removed, and everything audited."""
     conf: dict[str, Any] = {}
 
 
@@ -60,7 +67,11 @@ def main(job: Job) -> int:
     running = query.start()
     say("started")
     try:
-        running.awaitTermination()
+        while not running.awaitTermination(POLL_SECONDS):
+            if job.audit_file and Path(job.audit_file).exists():
+                Path(job.audit_file).unlink()
+                report = audit(spark, once="n", options={"url": job.url})
+                say(AUDITED + msgspec.json.encode(report).decode())
     except Exception as error:
         say(f"failed: {error}")
         return FAILED

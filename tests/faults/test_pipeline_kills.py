@@ -1,8 +1,9 @@
 """Source -> transform -> sink on a standalone cluster, while everything in it is killed at random.
 
 Driver, executors, a worker and the server die by SIGKILL. Whatever happens, the output must be the
-input, each row once, in order for each key. FENCEPOST_FAULT_KILLS=200 makes it the long run
-(`just faults`: 50 kills). That the check can fail is shown with a sink that appends as it goes.
+input, each row once, in order for each key; the audit, run by the same Spark, must be clean; and
+the checkpoint must say that nothing is behind. FENCEPOST_FAULT_KILLS=200 makes it the long run
+(`just faults`: 50 kills). That the checks can fail is shown with a sink that appends as it goes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import fencepost
+from fencepost.pipeline.lag import lag, reached
+from fencepost.pipeline.reports import Report
 from tests.faults.pipeline_cluster import Cluster, Process, start_driver
-from tests.faults.pipeline_query import FAILED, Job
+from tests.faults.pipeline_query import AUDITED, FAILED, Job
 from tests.pipeline.sink_support import messages, waiting_parts
 from tests.serving import ServerProcess
 
@@ -127,6 +131,29 @@ class Pipeline:
             assert sorted(rows) == list(range(self.fed)), f"out/{key}: rows are missing"
             assert rows == sorted(rows), f"out/{key}: not in order"
 
+    def messages_behind(self) -> int:
+        """What the query's checkpoint has still to do, as `fencepost pipeline lag` tells it."""
+        with fencepost.connect(self.server.url) as client:
+            [behind] = [lag(client, one, "in/*") for one in reached(Path(self.job.checkpoint))]
+        return behind.messages
+
+    def audit(self) -> Report:
+        """Everything on the server, as `fencepost pipeline audit --once n` sees it."""
+        assert self.driver is not None
+        Path(self.job.audit_file).touch()
+        said = self.driver.wait_for(f"{AUDITED}(.*)\n", PROGRESS_SECONDS_MAX)
+        return msgspec.json.decode(said[1], type=Report)
+
+    def prove(self) -> None:
+        """Everything was written, once, in order; the audit finds no fault, and nothing is left."""
+        self.finish()
+        self.wait_until(lambda: self.messages_behind() == 0, "a checkpoint that is not behind")
+        self.check()
+        report = self.audit()
+        assert report.defects == {}, report.samples
+        assert report.lists_compared
+        assert report.messages == 2 * self.fed * len(KEYS)
+
     def _report(self) -> str:
         assert self.driver is not None
         return f"written {self.output()}\ndriver:\n{self.driver.output}"
@@ -166,7 +193,14 @@ def job_for(master: str, url: str, folder: Path, **fields: Any) -> Job:
         "spark.local.dir": str(folder / "scratch"),
         **fields.pop("conf", {}),
     }
-    return Job(master=master, url=url, checkpoint=str(folder / "checkpoint"), conf=conf, **fields)
+    return Job(
+        master=master,
+        url=url,
+        checkpoint=str(folder / "checkpoint"),
+        audit_file=str(folder / "audit"),
+        conf=conf,
+        **fields,
+    )
 
 
 SPECULATION = {
@@ -197,8 +231,7 @@ def test_the_output_is_the_input_once_and_in_order_whatever_is_killed(
             for number, target in enumerate(kills, 1):
                 say(f"kill {number} of {len(kills)}: {target}")
                 kill_one(pipeline, cluster, target, dice)
-            pipeline.finish()
-            pipeline.check()
+            pipeline.prove()
             if speculation:
                 assert "1" in attempts.read_text().split(), "no task was ever run twice at once"
         finally:
@@ -249,6 +282,10 @@ def test_a_sink_that_appends_as_it_goes_doubles_rows(tmp_path: Path) -> None:
 
             with pytest.raises(AssertionError, match="written more than once"):
                 pipeline.check()
+            report = pipeline.audit()
+            doubled = pipeline.written() - pipeline.fed * len(KEYS)
+            assert report.defects == {"message_repeated": doubled}, report.samples
+            assert {one.stream for one in report.samples} <= {f"out/{key}" for key in KEYS}
         finally:
             pipeline.end()
 
@@ -275,8 +312,7 @@ def test_uploads_that_expire_under_a_slow_driver_fail_the_batch_and_lose_nothing
             server.stop()
             server.environment.clear()
             server.restart()
-            pipeline.finish()
-            pipeline.check()
+            pipeline.prove()
         finally:
             pipeline.end()
 
@@ -307,8 +343,7 @@ def test_a_driver_that_slept_while_another_took_over_is_fenced(tmp_path: Path) -
             wait_for(lambda: ended(sleeper), "the end of the sleeper")
             assert "FencedRunError" in sleeper.driver.output, sleeper.driver.output
             other.feed()
-            other.finish()
-            other.check()
+            other.prove()
         finally:
             sleeper.end()
             if other is not None:

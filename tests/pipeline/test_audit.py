@@ -40,6 +40,7 @@ class Fact(NamedTuple):
     producer_seq: int | None = None
     size: int | None = SIZE
     marker: str | None = None
+    identity: str | None = None
 
 
 class Planting:
@@ -133,6 +134,12 @@ def _stale_epoch(log: Planting, stream: str) -> None:
     log.producers[-1] = (stream, "p", 1, 0)
 
 
+def _same_again(log: Planting, stream: str) -> None:
+    made = log.sound(stream)
+    for fact, identity in zip(made, ("1", "2", "1", None), strict=True):
+        log.change(fact, identity=identity)
+
+
 def _after_close(log: Planting, stream: str) -> None:
     log.sound(stream, messages=1, producer=None)
     log.marker(stream, "closed", 1)
@@ -216,6 +223,7 @@ PLANTED: dict[str, Callable[[Planting, str], None]] = {
     "seq_repeated": _seq_twice,
     "seq_disordered": _seq_disordered,
     "epoch_stale": _stale_epoch,
+    "message_repeated": _same_again,
     "written_after_close": _after_close,
     "closed_twice": _closed_twice,
     "closure_lost": _closure_lost,
@@ -237,6 +245,10 @@ def _plant_sound(log: Planting) -> None:
     """What must not be taken for a defect."""
     made = log.sound("sound/plain")
     log.keys.append(("sound/plain", 1, "k", made[1].offset, made[1].position))
+    # Others may have the same identity, and some have none.
+    for stream in ("sound/plain", "sound/same"):
+        fact = made[0] if stream == "sound/plain" else log.sound(stream)[0]
+        log.change(fact, identity="1")
     # A batch of three messages under one number.
     at = NOON + timedelta(days=1)
     for version in range(3):
@@ -277,7 +289,7 @@ def test_every_kind_of_defect_is_found_where_it_was_planted_and_nowhere_else(
     listed = Listed(head, head, log.streams, log.producers, log.keys)
     facts = numbered(spark.createDataFrame(log.facts, FACTS)).persist()
 
-    defects = all_defects(facts, Span(-1, head, len(log.facts), -1), listed).collect()
+    defects = all_defects(facts, Span(-1, head, len(log.facts), -1), listed, once=True).collect()
 
     facts.unpersist()
     found = {(row.kind, row.stream) for row in defects}

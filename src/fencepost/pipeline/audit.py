@@ -51,6 +51,7 @@ def audit(
     options: Mapping[str, Any] | None = None,
     samples_max: int = SAMPLES_MAX,
     forgetting: bool = False,
+    once: str | None = None,
     tell: Tell | None = None,
 ) -> Report:
     """Check the log, and the lists against it, and report every kind of defect that there is.
@@ -63,6 +64,8 @@ def audit(
         samples_max: How many examples of each kind to report.
         forgetting: The server has a `producer_retention_s`: producers that are not listed are no
             defect.
+        once: What makes a JSON message that very one, as a path in it (`id`, `order.id`, `$` for
+            all of it): no two of a stream may have the same.
         tell: Called with each step.
     """
     selection = _selection(stream, match)
@@ -75,12 +78,13 @@ def audit(
         end = listed.until if listed is not None else client.log_head()
         end = end if until is None else min(until, end)
     say("reading the log")
-    found, span = facts(spark, connection, selection, after, end)
+    found, span = facts(spark, connection, selection, after, end, _path(once))
     known = rules.numbered(found).persist()
     try:
         messages = rules.messages_of(known).count()
         say("checking")
-        defects = all_defects(known, span, listed, forgetting=forgetting).persist()
+        defects = all_defects(known, span, listed, forgetting=forgetting, once=once is not None)
+        defects = defects.persist()
         try:
             counted, samples = _summary(defects, samples_max)
         finally:
@@ -107,13 +111,20 @@ def audit(
 
 
 def all_defects(
-    known: DataFrame, span: Span, listed: Listed | None, *, forgetting: bool = False
+    known: DataFrame,
+    span: Span,
+    listed: Listed | None,
+    *,
+    forgetting: bool = False,
+    once: bool = False,
 ) -> DataFrame:
     """Every defect of numbered facts, those against the lists included if there are any."""
     spark = known.sparkSession
     cut = _cut(known, span)
     batches = rules.batches_of(known)
     found = [rules.sequences(known), rules.producers(batches, cut)]
+    if once:
+        found.append(rules.repetitions(known))
     if listed is not None:
         streams = spark.createDataFrame(listed.streams, lists.STREAM_LIST)
         producers = spark.createDataFrame(listed.producers, lists.PRODUCER_LIST)
@@ -191,6 +202,11 @@ def _listed(client: Client, selection: Selection) -> Listed:
 def _patterns(selection: Selection) -> list[str]:
     """A path is a pattern for itself."""
     return list(selection.streams) if selection.match is None else [selection.match]
+
+
+def _path(once: str | None) -> str | None:
+    """A path as Spark wants it."""
+    return once if once is None or once.startswith("$") else f"$.{once}"
 
 
 def _selection(stream: str | Sequence[str] | None, match: str | None) -> Selection:

@@ -1,9 +1,10 @@
 """What must hold of a log, as functions from DataFrames to a DataFrame of defects.
 
 The **facts** are what an audit knows of the log: a row for each message and each marker, without
-payloads. `numbered` tells the incarnations of a stream apart, by the markers that end them. Each
-rule then looks for what must not be, and says for every case which kind it is, where, and what is
-wrong with it; on a sound log all of them find nothing.
+payloads, but with the piece of a message that is its `identity`, if somebody said which. `numbered`
+tells the incarnations of a stream apart, by the markers that end them. Each rule then looks for
+what must not be, and says for every case which kind it is, where, and what is wrong with it; on a
+sound log all of them find nothing.
 
 How the log compares with what the server lists of streams, producers and keys is in
 `audit_lists.py`.
@@ -19,8 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 FACTS = (
     "stream string, offset string, version long, position long, timestamp timestamp,"
-    " producer_id string, producer_epoch long, producer_seq long, size long, marker string"
+    " producer_id string, producer_epoch long, producer_seq long, size long, marker string,"
+    " identity string"
 )
+IDENTITY_SHOWN_MAX = 60
 ENDS = ("deleted", "expired")
 """Markers after which a stream of the same path is another one."""
 
@@ -33,6 +36,7 @@ KINDS = {
     "seq_repeated": "a batch of a producer was stored twice",
     "seq_disordered": "batches of a producer are stored in another order than they were sent",
     "epoch_stale": "a producer wrote in an epoch that had been fenced off",
+    "message_repeated": "two messages of a stream are the same one, by what `--once` names",
     "written_after_close": "a stream grew after it was closed",
     "closed_twice": "a stream was closed more than once",
     "closure_lost": "a stream was closed, and is listed as open",
@@ -62,6 +66,7 @@ def facts_of(messages: DataFrame, markers: DataFrame | None = None) -> DataFrame
         *producer,
         F.length("value").cast("long").alias("size"),
         F.lit(None).cast("string").alias("marker"),
+        F.lit(None).cast("string").alias("identity"),
     )
     return known if markers is None else known.unionByName(markers, allowMissingColumns=True)
 
@@ -164,6 +169,25 @@ def sequences(facts: DataFrame) -> DataFrame:
             "closed_twice",
             is_close & after_close,
             said("it was closed at position %s already", "closed_at"),
+        ),
+    )
+
+
+def repetitions(facts: DataFrame) -> DataFrame:
+    """No two messages of a stream have the same identity; those without one are passed over."""
+    same = Window.partitionBy(*_OF_STREAM, "identity").orderBy("position")
+    linked = (
+        messages_of(facts)
+        .where("identity is not null")
+        .withColumn("first", F.min("position").over(same))
+        .withColumn("shown", F.substring("identity", 1, IDENTITY_SHOWN_MAX))
+    )
+    return defects_in(
+        linked,
+        Case(
+            "message_repeated",
+            F.col("position") > F.col("first"),
+            said("%s was stored before, at position %s", "shown", "first"),
         ),
     )
 
