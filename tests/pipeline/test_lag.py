@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
 import fencepost
+from fencepost.cli.pipeline import app
 from fencepost.pipeline import tables
 from fencepost.pipeline.lag import CheckpointError, lag, reached
 from fencepost.pipeline.metrics import Place, PortError, places, watch
 from fencepost.pipeline.progress import tasks
+from tests.pipeline.reading_support import stream, until
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:
@@ -91,6 +96,64 @@ def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its
     assert (of_table.kind, of_table.messages, of_table.selection) == ("table", 3, "lagging/*")
     assert (of_query.kind, of_query.messages, of_query.batch) == ("query", 3, 0)
     assert of_all.messages >= 4
+
+
+def test_progress_spark_and_we_tell_the_same_lag_of_a_running_query(
+    spark: SparkSession, own_server: ServerProcess, tmp_path: Path
+) -> None:
+    """It reads one of five messages, and then nothing for an hour: four are left to do."""
+    with fencepost.connect(own_server.url) as client:
+        client.create("behind", messages=[1, 2, 3, 4, 5])
+    writer = stream(
+        spark, own_server, stream="behind", startingPosition="earliest", maxRowsPerTrigger=1
+    ).writeStream.queryName("behind")
+    writer = writer.format("noop").option("checkpointLocation", str(tmp_path))
+    with watch(spark, port=0) as watching:
+        query = writer.trigger(processingTime="1 hour").start()
+        try:
+            until(lambda: query.lastProgress is not None)
+            until(lambda: _ours(watching.port) is not None)
+            progress = query.lastProgress
+            assert progress is not None
+            [source] = progress.sources
+            ours, sparks = _ours(watching.port), _sparks(spark)
+            page = _fetched(f"{spark.sparkContext.uiWebUrl}/StreamingQuery/")
+            told = CliRunner().invoke(
+                app, ["lag", str(tmp_path), "--match", "behind", "--json", "--url", own_server.url]
+            )
+        finally:
+            query.stop()
+
+    [place] = places([source])
+    assert place is not None
+    assert place.head is not None
+    assert (place.head - place.position, ours, sparks) == (4, 4.0, 4)
+    assert json.loads(told.stdout)["messages"] == 4
+    assert "Active Streaming Queries (1)" in page
+    assert ">behind<" in page
+
+
+def _fetched(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return str(answer.read(), "utf-8")
+
+
+def _ours(port: int | None) -> float | None:
+    text = _fetched(f"http://127.0.0.1:{port}/metrics")
+    found = re.search(
+        r'^fencepost_query_lag_positions{query="behind",source="0"} (\S+)$', text, re.M
+    )
+    return None if found is None else float(found[1])
+
+
+def _sparks(spark: SparkSession) -> int | None:
+    gauges = json.loads(_fetched(f"{spark.sparkContext.uiWebUrl}/metrics/json/"))["gauges"]
+    [found] = [
+        gauge["value"]
+        for name, gauge in gauges.items()
+        if name.endswith(".fencepost.behind.0.lag_positions")
+    ]
+    return int(found)
 
 
 def _until_ended(port: int | None) -> str:

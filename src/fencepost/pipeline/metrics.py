@@ -1,7 +1,8 @@
 """Metrics of streaming queries for Prometheus: a listener that Spark tells of every batch.
 
 `watch(spark, port=...)` is all a program needs: every query of the session that reads Fencepost is
-measured from then on, and the numbers can be fetched from the port.
+measured from then on, and the numbers can be fetched from the port. The lag is among Spark's own
+metrics too, as `fencepost.QUERY.SOURCE.lag_positions`: see `gauges.py`.
 
 | metric | labels | |
 |---|---|---|
@@ -41,6 +42,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from fencepost.pipeline.errors import PipelineError
+from fencepost.pipeline.gauges import SparkGauges
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -52,8 +54,11 @@ class PortError(PipelineError):
 class QueryMetrics(StreamingQueryListener):
     """What Spark tells of its queries, as metrics of a registry."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, registry: CollectorRegistry | None = None, gauges: SparkGauges | None = None
+    ) -> None:
         self.registry = registry or CollectorRegistry()
+        self._gauges = gauges
         self._names: dict[str, str] = {}
         home, query, source = self.registry, ("query",), ("query", "source")
         self._active = Gauge("fencepost_query_active", "1 while it runs.", query, registry=home)
@@ -93,8 +98,11 @@ class QueryMetrics(StreamingQueryListener):
             labels = (name, str(index))
             self._position.labels(*labels).set(place.position)
             if place.head is not None:
+                behind = max(0, place.head - place.position)
                 self._head.labels(*labels).set(place.head)
-                self._lag.labels(*labels).set(max(0, place.head - place.position))
+                self._lag.labels(*labels).set(behind)
+                if self._gauges is not None:
+                    self._gauges.set(f"{name}.{index}.lag_positions", behind)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Nothing new came: what was said last still holds."""
@@ -145,7 +153,7 @@ class Watching:
         self._spark = spark
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
-        self.metrics = QueryMetrics()
+        self.metrics = QueryMetrics(gauges=SparkGauges(spark))
         if port is not None:
             try:
                 self._server, self._thread = start_http_server(
