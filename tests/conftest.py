@@ -3,12 +3,20 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.engines import SQLITE, serving_on
 from tests.postgres_support import empty_postgres_dsn as empty_postgres_dsn
 from tests.postgres_support import postgres_dsn as postgres_dsn
 from tests.postgres_support import postgres_server as postgres_server
 from tests.serving import ServerProcess
+
+# How long an example takes says how busy the machine is. What fails is printed so that it can be
+# repeated on another one.
+settings.register_profile(
+    "fencepost", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("fencepost")
 
 
 @pytest.fixture(scope="module")

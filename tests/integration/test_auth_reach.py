@@ -294,7 +294,7 @@ def test_who_may_append_nothing_stages_nothing(here: Place) -> None:
 
 
 def pull(pattern: str | None, wake_stream: str, *streams: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"type": "pull-wake", "wake_stream": wake_stream, "lease_ttl_ms": 1000}
+    body: dict[str, Any] = {"type": "pull-wake", "wake_stream": wake_stream, "lease_ttl_ms": 30000}
     if pattern is not None:
         body["pattern"] = pattern
     if streams:

@@ -21,7 +21,7 @@ from tests.serving import ServerProcess
 
 TOOLS = ("bash", "sh", "env", "dirname", "ps", "cat", "uname", "head")
 """What Spark's scripts call; everything else is not there, Java above all."""
-CHILD_SECONDS_MAX = 100
+CHILD_SECONDS_MAX = 240
 
 WITHOUT_JAVA = """
 import sys
