@@ -5,6 +5,7 @@ these as well.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.testing.clock import SimClock
-from tests.contract.subject import ENGINES, SqliteEngine, Subject
+from tests.contract.subject import ENGINES, PostgresEngine, SqliteEngine, Subject
 
 
 class SqliteInSlices(SqliteEngine):
@@ -23,7 +24,15 @@ class SqliteInSlices(SqliteEngine):
         self._settings = SqliteSettings(folder=folder, commit_slice_appends=0)
 
 
-IN_SLICES = {"sqlite-slices": SqliteInSlices}
+class PostgresBesideTurns(PostgresEngine):
+    """The shared store that writes every commit beside the turns, in slices of one append."""
+
+    def __init__(self, folder: Path, clock: SimClock) -> None:
+        super().__init__(folder, clock)
+        self._settings = replace(self._settings, commit_slice_appends=0)
+
+
+IN_SLICES = {"sqlite-slices": SqliteInSlices, "postgres-slices": PostgresBesideTurns}
 
 
 @pytest.fixture(params=sorted({**ENGINES, **IN_SLICES}))

@@ -9,13 +9,11 @@ import pytest
 from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.creates import Create, Created
-from fencepost.protocol.limits import Limits
-from fencepost.server.stores import TURN_APPENDS_MAX, limits_with
 from fencepost.store.contract import Failed
 from fencepost.store.engine.deciding import Decider
+from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
-from fencepost.store.postgres.turns import Request
 from tests.contract.subject import append
 
 
@@ -103,11 +101,3 @@ async def test_two_nodes_that_take_turns_see_each_others_state(
         assert other.turns.counted.dropped >= 9
     finally:
         await other.close()
-
-
-def test_a_commit_too_large_for_a_turn_is_refused_with_the_limit() -> None:
-    on_postgres = limits_with(PostgresSettings(url="postgresql://x"), Limits())
-    lower = limits_with(PostgresSettings(url="postgresql://x"), Limits(commit_appends_max=7))
-
-    assert on_postgres.commit_appends_max == TURN_APPENDS_MAX < Limits().commit_appends_max
-    assert lower.commit_appends_max == 7

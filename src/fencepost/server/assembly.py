@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.server.access import SEAL_SECRET, Gate, Seal
@@ -23,7 +22,7 @@ from fencepost.server.handlers.writers import Writers
 from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
-from fencepost.server.stores import AnyStoreSettings, Opened, limits_with, open_store
+from fencepost.server.stores import AnyStoreSettings, Opened, open_store
 from fencepost.server.subscriptions.engine import Readers
 from fencepost.server.subscriptions.led import LedSubscriptions
 from fencepost.server.subscriptions.opening import open_parts
@@ -60,7 +59,6 @@ class Assembly:
     ) -> Assembly:
         """Open the store and start the background work."""
         clock = clock or SystemClock()
-        settings = replace(settings, limits=limits_with(store_settings, settings.limits))
         opened = await open_store(store_settings, settings.limits, clock, migrate=migrate)
         assembly = cls(settings, opened, clock)
         try:

@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -85,18 +85,6 @@ class Opened:
     """Takes the function that is told of each commit."""
     stats: Callable[[], dict[str, float]]
     """Numbers of this engine alone, by name, for the metrics."""
-
-
-TURN_APPENDS_MAX = 20_000
-"""Appends of one commit on PostgreSQL, whatever the settings allow: a commit is one turn there, all
-others wait for it, and a node that is busy for too long is taken for gone."""
-
-
-def limits_with(store: AnyStoreSettings, limits: Limits) -> Limits:
-    """The limits of a server on this kind of store."""
-    if not isinstance(store, PostgresSettings):
-        return limits
-    return replace(limits, commit_appends_max=min(limits.commit_appends_max, TURN_APPENDS_MAX))
 
 
 class CannotOpenError(Exception):

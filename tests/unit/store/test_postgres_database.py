@@ -165,7 +165,8 @@ def test_a_pipeline_sends_statements_without_waiting_for_each(
     assert counters[:5] == (0, 0, 1, 0, 1)
     assert parts(reading) == 1
     assert reading.fetch("load_counters") == [(10, 2, 5)]
-    assert reading.fetch("turns_after", (0, 10)) == [(1, "node", 5, 9, [4, 5], [4], [])]
+    [turn] = reading.fetch("turns_after", (0, 10, 10))
+    assert turn == (1, "node", 5, 9, [4, 5], [4], [], None)
 
 
 def test_an_error_in_a_pipeline_undoes_its_transaction(

@@ -181,11 +181,11 @@ class LargeDecision(ABC):
         assert self._copy.next_position == self.first + self._messages
         for append, before, decided in self._tries:
             self._decider.claims.tell(append, before, decided, self._now_ms)
-        self._conclude(outcome)
+        self._conclude()
         return outcome
 
     @abstractmethod
-    def _conclude(self, decided: Decided) -> None:
+    def _conclude(self) -> None:
         """Let the commit be certain with the open group, with what is kept of it as a whole."""
 
     @property
@@ -284,10 +284,10 @@ class SlicedDecision(LargeDecision):
         group.statements.append(("save_slice", (self.first, number, content)))
         group.bytes += len(content)
 
-    def _conclude(self, decided: Decided) -> None:
+    def _conclude(self) -> None:
         group = self._copy.new_group()
         self._keep(self._copy, group)
-        self._write_down(decided.last_slice, self._copy.sealed(group), is_last=True)
+        self._write_down(self._count, self._copy.sealed(group), is_last=True)
         self._decider.group.statements.append(("turn_large", (CERTAIN, self.first)))
         self._decider.ledger.staging.waiting_count -= len(self._parts)
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "fencepost"
 TURNS_PER_LOOK_MAX = 1_000
+STREAMS_PER_LOOK_MAX = 2_000
+"""Streams of the turns that are looked at at once: a large commit changes more."""
 RECONNECT_S = 0.5
 
 
@@ -39,6 +41,8 @@ class Turn(NamedTuple):
     streams: list[int]
     created: list[int]
     removed: list[int]
+    since: int | None
+    """With this turn a large commit is over, and the log shows what was appended after that one."""
 
 
 class Feed:
@@ -60,6 +64,7 @@ class Feed:
         self._gap = gap
         self.seen = -1
         """The newest turn that this node's readers were told of."""
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.on_turn: Callable[[Turn, Sequence[Row]], None] = _ignore
         """Told of every turn, this node's included, with the rows of its streams."""
 
@@ -80,6 +85,17 @@ class Feed:
                     await connection.close()
             await asyncio.sleep(RECONNECT_S)
 
+    async def reach(self, turn: int, wait_s_max: float) -> None:
+        """Wait until the readers of this node were told of a turn; for so long at most."""
+        if self.seen >= turn:
+            return
+        waiting = (turn, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            await asyncio.wait([waiting[1]], timeout=wait_s_max)
+        finally:
+            self._waiting.remove(waiting)
+
     async def _follow(self, connection: WritingConnection) -> None:
         while True:
             await self._catch_up(connection)
@@ -87,7 +103,8 @@ class Feed:
 
     async def _catch_up(self, connection: WritingConnection) -> None:
         while True:
-            rows = await connection.fetch("turns_after", (self.seen, TURNS_PER_LOOK_MAX))
+            limits = (TURNS_PER_LOOK_MAX, STREAMS_PER_LOOK_MAX)
+            rows = await connection.fetch("turns_after", (self.seen, *limits))
             if not rows:
                 return
             turns = [Turn(*row) for row in rows]
@@ -95,7 +112,13 @@ class Feed:
                 log.warning("turns %d to %d are gone", self.seen + 1, turns[0].turn - 1)
                 self._gap()
             await self._tell(connection, turns)
+            for turn in turns:
+                if turn.since is not None:
+                    await self._show(connection, turn.since, turn.turn)
             self.seen = turns[-1].turn
+            for until, waiting in self._waiting:
+                if until <= self.seen and not waiting.done():
+                    waiting.set_result(None)
 
     async def _tell(self, connection: WritingConnection, turns: Sequence[Turn]) -> None:
         ids = {stream for turn in turns for stream in turn.streams}
@@ -107,6 +130,14 @@ class Feed:
             self._published(changes)
         for turn in turns:
             self.on_turn(turn, [by_id[stream] for stream in turn.streams if stream in by_id])
+
+    async def _show(self, connection: WritingConnection, since: int, until: int) -> None:
+        """Tell again of what was appended while the log stood still: now it can be read there."""
+        ids = [stream for (stream,) in await connection.fetch("streams_since", (since, until))]
+        for at in range(0, len(ids), STREAMS_PER_LOOK_MAX):
+            some = ids[at : at + STREAMS_PER_LOOK_MAX]
+            rows = await connection.fetch("streams_of_turns", (some,))
+            self._published([_published(row) for row in rows])
 
 
 def _published(row: Row) -> Published:

@@ -15,7 +15,7 @@ from functools import partial
 from fencepost.store.contract import Failed, Failure, StoreAwayError
 from fencepost.store.engine.database import Row
 from fencepost.store.postgres.database import PostgresConnection
-from fencepost.store.postgres.feed import TURNS_PER_LOOK_MAX, Turn
+from fencepost.store.postgres.feed import STREAMS_PER_LOOK_MAX, TURNS_PER_LOOK_MAX, Turn
 from fencepost.store.postgres.terms import Term
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Following:
                 # The feed may have come by meanwhile.
                 if turn.turn == self.turn + 1:
                     self._tell(turn, by_id)
-            if len(turns) < TURNS_PER_LOOK_MAX:
+            if not turns or self._term.over.is_set():
                 return
 
     def _turned(self, turn: Turn, rows: Sequence[Row]) -> None:
@@ -123,7 +123,8 @@ class Following:
 
 def _turns(after: int, connection: PostgresConnection) -> tuple[list[Turn], list[Row]]:
     """The next turns, and their streams as they are by now."""
-    turns = [Turn(*row) for row in connection.fetch("turns_after", (after, TURNS_PER_LOOK_MAX))]
+    limits = (TURNS_PER_LOOK_MAX, STREAMS_PER_LOOK_MAX)
+    turns = [Turn(*row) for row in connection.fetch("turns_after", (after, *limits))]
     ids = list({stream for turn in turns for stream in turn.streams})
     return turns, connection.fetch("streams_of_turns", (ids,)) if ids else []
 

@@ -151,7 +151,7 @@ class Leading:
 
     async def _lead(self) -> None:
         try:
-            await self._store.decide(self._take)
+            await self._store.decide(self._take, reaches=False)
             self._found(Leader(self.node, self.url))
             log.info("this node leads")
             term = Term(self._store)
@@ -191,6 +191,7 @@ class Leading:
                     await self._store.decide(
                         lambda decider: decider.group.statements.append(
                             ("leave_lead", (self.node,))
-                        )
+                        ),
+                        reaches=False,
                     )
                 await connection.fetch("forget_node", (self.node,))

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from fencepost.protocol.appends import Append, KeyRecord
-from fencepost.protocol.commits import Part
+from fencepost.protocol.commits import Commit, Part
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.engine import records
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.postgres import marks
 from fencepost.store.postgres.staged import TurnStaging
 
 KeyPlace = tuple[int, str, str]
@@ -25,7 +26,16 @@ KeyPlace = tuple[int, str, str]
 class Needs:
     """What the requests of one turn will ask for."""
 
-    __slots__ = ("chunks", "keys", "parts", "paths", "producers")
+    __slots__ = (
+        "chunks",
+        "commit_keys",
+        "keys",
+        "lanes",
+        "parts",
+        "paths",
+        "producers",
+        "writers",
+    )
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
@@ -33,6 +43,10 @@ class Needs:
         self.keys: set[tuple[str, str, str]] = set()  # path, principal and key
         self.parts: set[Part] = set()  # with all their chunks
         self.chunks: set[tuple[Part, int]] = set()  # by their part and number
+        # What is not loaded, but may be held by a large commit:
+        self.writers: set[str] = set()
+        self.commit_keys: set[tuple[str, str]] = set()  # principal and key
+        self.lanes: set[str] = set()  # those who must stay in order
 
     def add(self, append: Append) -> None:
         """An append is to be decided."""
@@ -42,6 +56,27 @@ class Needs:
         conditions = append.conditions
         if conditions is not None and conditions.key is not None:
             self.keys.add((append.path, append.principal, conditions.key))
+
+    def add_commit(self, request: Commit) -> None:
+        """A commit is to be decided."""
+        for item in request.items:
+            self.add(item.append)
+            self.parts.update(item.parts)
+        if request.writer is not None:
+            self.writers.add(request.writer.name)
+        if request.key is not None:
+            self.commit_keys.add((request.principal, request.key))
+
+    def marks(self) -> set[int]:
+        """What is needed, as the numbers by which large commits hold it."""
+        return {
+            *map(marks.of_path, self.paths),
+            *map(marks.of_part, self.parts),
+            *(marks.of_part(part) for part, _ in self.chunks),
+            *map(marks.of_writer, self.writers),
+            *(marks.of_key(*key) for key in self.commit_keys),
+            *map(marks.of_lane, self.lanes),
+        }
 
 
 class TurnLedger(Ledger):

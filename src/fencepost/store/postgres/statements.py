@@ -18,7 +18,17 @@ from fencepost.store.postgres.arrays import Packer, packer
 from fencepost.store.sql import load_queries
 
 QUERIES: dict[str, str] = {}
-for _file in ("queries", "logs", "lists", "retention", "subscriptions", "turns", "leading"):
+for _file in (
+    "queries",
+    "keys",
+    "logs",
+    "lists",
+    "retention",
+    "subscriptions",
+    "turns",
+    "leading",
+    "large",
+):
     _queries = load_queries("fencepost.store.postgres", f"{_file}.sql")
     assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"
     QUERIES |= _queries

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from fencepost.store.contract import (
     BadOffset,
     Chunk,
     Deleted,
+    Failed,
     Failure,
     Missing,
     Published,
@@ -51,21 +52,27 @@ from fencepost.store.engine import reading, records
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.forking import own_segments
+from fencepost.store.engine.large import LargeCommits, is_large
 from fencepost.store.engine.ledger import LedgerGroup, view_of
 from fencepost.store.engine.writers import find_committed
 from fencepost.store.postgres.database import PostgresConnection, connect
 from fencepost.store.postgres.feed import Feed, Notifier
+from fencepost.store.postgres.large import LargeCommit
 from fencepost.store.postgres.ledger import Needs, TurnLedger
 from fencepost.store.postgres.readers import Lookups, PostgresReaders
+from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.schema import migrate
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.postgres.turns import Request, Turns
+from fencepost.store.postgres.turns import Turns
 from fencepost.store.postgres.writer import WritingConnection
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[Published]], None]
+
+_HELD = object()
+"""A stream cannot be ended now, because a large commit holds it."""
 
 
 class PostgresStore:
@@ -81,13 +88,14 @@ class PostgresStore:
         self._listeners: list[Listener] = []
         self._reshaped: Counter[str] = Counter()
         self._background: list[asyncio.Task[None]] = []
-        self._lookups = Lookups(partial(connect, settings))
+        self.lookups = Lookups(partial(connect, settings))
+        """What is asked while something is decided, on the event loop."""
         self.readers = PostgresReaders(
             partial(connect, settings, readonly=True), threads=settings.reader_threads
         )
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="fencepost-upkeep")
         self._upkeep_connection: PostgresConnection | None = None
-        self.decider = Decider(self._lookups, settings, self._now_ms, ledger=TurnLedger)
+        self.decider = Decider(self.lookups, settings, self._now_ms, ledger=TurnLedger)
         dial = partial(WritingConnection.connect, settings)
         self.turns = Turns(
             settings,
@@ -98,12 +106,15 @@ class PostgresStore:
             lost=self._lost,
             clock_ns=clock.monotonic_ns,
         )
+        self._holds = self.decider.holds
+        self._held = self._holds.all
+        self._large = LargeCommits(self._holds, partial(LargeCommit, self))
         self.notifier = Notifier(dial)
         self.feed = Feed(
             self.node,
             dial,
             poll_interval_s=settings.poll_interval_ms / 1000,
-            published=self._publish,
+            published=self._told,
             gap=self._gap,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -129,7 +140,8 @@ class PostgresStore:
         return cls(settings, clock, simulated=simulated)
 
     async def close(self) -> None:
-        """Finish what was asked and let go of the database."""
+        """Finish what was asked and let go of the database; a large commit comes to nothing."""
+        await self._large.close()
         await self.turns.close()
         for task in self._background:
             task.cancel()
@@ -139,7 +151,7 @@ class PostgresStore:
         self._upkeep.shutdown()
         if self._upkeep_connection is not None:
             self._upkeep_connection.close()
-        self._lookups.close()
+        self.lookups.close()
         if not self.failure.done():
             self.failure.cancel()
 
@@ -166,27 +178,38 @@ class PostgresStore:
             "feed_turn": self.feed.seen,
         }
 
-    # Writing
+    # Writing. What came after a large commit of this node, and touches it, waits until it is over;
+    # what other nodes' large commits hold is found out in the turn.
 
     def append(
         self,
         request: Append,
         done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
+        if self._held and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
+            return
         size = 0 if request.batch is None else request.batch.size
         self.turns.submit(
             Request(lambda decider: decider.append(request), done, partial(_needs, request), size)
         )
 
     def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
-        def needs(needs: Needs) -> None:
-            for item in request.items:
-                needs.add(item.append)
-                needs.parts.update(item.parts)
-
-        self.turns.submit(Request(lambda decider: decider.commit(request), done, needs))
+        if is_large(request, self.settings.commit_slice_appends):
+            if self._large.closing:
+                done(Failed(full=False))
+            else:
+                self._large.add(request, done)
+        elif not self._held or not self._holds.keeps_commit(
+            request, lambda: self.commit(request, done)
+        ):
+            self.turns.submit(
+                Request(lambda decider: decider.commit(request), done, partial(_needs_of, request))
+            )
 
     def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
+        if self._held and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
+            return
+
         def needs(needs: Needs) -> None:
             needs.chunks.add((upload.part, upload.ordinal))
 
@@ -194,34 +217,53 @@ class PostgresStore:
         self.turns.submit(Request(lambda decider: decider.stage(upload), done, needs, size))
 
     def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
-        self.turns.submit(Request(lambda decider: decider.unstage(part), done))
+        if self._held and self._holds.keeps_part(part, lambda: self.unstage(part, done)):
+            return
+
+        def needs(needs: Needs) -> None:
+            needs.parts.add(part)
+
+        self.turns.submit(Request(lambda decider: decider.unstage(part), done, needs))
 
     def open_writer(
         self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
     ) -> None:
-        self.turns.submit(Request(lambda decider: decider.open_writer(request), done))
+        holds = self._holds
+        if self._held and holds.keeps_writer(request.name, lambda: self.open_writer(request, done)):
+            return
+        self.turns.submit(
+            Request(lambda decider: decider.open_writer(request), done, _writer(request.name))
+        )
 
     def forget_writer(
         self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
     ) -> None:
-        self.turns.submit(Request(lambda decider: decider.forget_writer(name, owner), done))
+        holds = self._holds
+        if self._held and holds.keeps_writer(name, lambda: self.forget_writer(name, owner, done)):
+            return
+        self.turns.submit(
+            Request(lambda decider: decider.forget_writer(name, owner), done, _writer(name))
+        )
 
     async def find_writer(self, name: str) -> Writer | WriterMissing | Failure:
         return await self.readers.run(partial(find_committed, name=name)) or WriterMissing()
 
     def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
-        def needs(needs: Needs) -> None:
-            needs.paths.add(request.path)
-            if request.fork_from is not None:
-                needs.paths.add(request.fork_from.path)
-
+        source = request.fork_from
+        paths = {request.path} if source is None else {request.path, source.path}
+        for path in paths if self._held else ():
+            if self._holds.keeps_path(path, lambda: self.create(request, done)):
+                return
         size = 0 if request.batch is None else request.batch.size
         done = self._reshaping(request.path, done)
+        needs = partial(_need_paths, paths)
         self.turns.submit(Request(lambda decider: decider.create(request), done, needs, size))
 
     def delete(
         self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
     ) -> None:
+        if self._held and self._holds.keeps_path(path, lambda: self.delete(path, done)):
+            return
         done = self._reshaping(path, done)
         self.turns.submit(Request(lambda decider: decider.delete(path), done, _path(path)))
 
@@ -243,14 +285,20 @@ class PostgresStore:
         before: Offset | None,
         done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
     ) -> None:
+        holds = self._holds
+        if self._held and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
+            return
         self.turns.submit(
             Request(lambda decider: decider.truncate(path, before), done, _path(path))
         )
 
-    async def decide(self, work: Callable[[Decider], T]) -> T:
-        """Let `work` decide something, and wait until that is durable."""
+    async def decide(self, work: Callable[[Decider], T], *, reaches: bool = True) -> T:
+        """Let `work` decide something, and wait until that is durable.
+
+        What `reaches` the streams or parts of others waits while a large commit is under way.
+        """
         answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
-        self.turns.submit(Request(work, partial(_tell, answer)))
+        self.turns.submit(Request(work, partial(_tell, answer), reaches=reaches))
         outcome = await answer
         if isinstance(outcome, Failure):
             raise StoreAwayError("the database could not be written to")
@@ -281,7 +329,7 @@ class PostgresStore:
     # Reading
 
     async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:
-        while path in self._reshaped:
+        while path in self._reshaped and not self.turns.is_aside(path):
             failure = await self.durable()
             if failure is not None:
                 return failure
@@ -295,20 +343,29 @@ class PostgresStore:
         if stream.soft_deleted:
             return SoftDeleted()
         if stream.expired(now_ms):
-            return await self._ended(path, touch=touch)
+            return await self._ended(path, view_of(stream), touch=touch)
         if touch and _slides(stream, stored_ms, now_ms):
-            self.turns.submit(Request(partial(_touch, path, now_ms), _unheard, _path(path)))
+            # While a large commit holds it, it lives on with its appends.
+            work = partial(_touch, path, now_ms)
+            self.turns.submit(Request(work, _unheard, _path(path), instead=None))
         return view_of(stream)
 
     async def _ended(
-        self, path: str, *, touch: bool
+        self, path: str, info: StreamInfo, *, touch: bool
     ) -> StreamInfo | Missing | SoftDeleted | Failure:
         """An expired stream is gone on disk before anybody hears that it is."""
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.turns.submit(
-            Request(lambda decider: decider.alive(path, decider.tick()), partial(_tell, done))
+            Request(
+                lambda decider: decider.alive(path, decider.tick()),
+                partial(_tell, done),
+                _path(path),
+                instead=_HELD,
+            )
         )
         outcome = await done
+        if outcome is _HELD:
+            return info  # a large commit is about to append to it
         if isinstance(outcome, Failure):
             return outcome
         return await self.look(path, touch=touch) if outcome is not None else Missing()
@@ -341,6 +398,11 @@ class PostgresStore:
         self.notifier.poke(turn)
         self._publish(self.decider.ledger.committed(group))
 
+    def _told(self, published: Sequence[Published]) -> None:
+        """Another node has written, or a large commit is over."""
+        self.turns.poke()
+        self._publish(published)
+
     def _publish(self, published: Sequence[Published]) -> None:
         for listener in self._listeners:
             try:
@@ -350,7 +412,7 @@ class PostgresStore:
 
     def _lost(self) -> None:
         """A turn failed: what was decided in it is void."""
-        self._lookups.close()
+        self.lookups.close()
         for watcher in self.decider.watchers:
             watcher.reset()
 
@@ -373,6 +435,18 @@ def _prepare(settings: PostgresSettings, *, migrating: bool) -> None:
 
 def _needs(request: Append, needs: Needs) -> None:
     needs.add(request)
+
+
+def _needs_of(request: Commit, needs: Needs) -> None:
+    needs.add_commit(request)
+
+
+def _need_paths(paths: Iterable[str], needs: Needs) -> None:
+    needs.paths.update(paths)
+
+
+def _writer(name: str) -> Callable[[Needs], None]:
+    return lambda needs: needs.writers.add(name)
 
 
 def _path(path: str) -> Callable[[Needs], None]:

@@ -49,7 +49,7 @@ async def secret(store: PostgresStore, name: str, fresh: bytes) -> bytes:
 
     rows = await store.readers.run(find)
     if not rows:
-        await store.decide(save)
+        await store.decide(save, reaches=False)
         # Another node may have been first.
         rows = await store.readers.run(find)
     [(value,)] = rows
@@ -68,6 +68,8 @@ class _Stretch:
 
     def needs(self, needs: Needs) -> None:
         needs.paths.update(path for path, _ in self.announced)
+        # Later writes of the engine must not overtake one that waits for a large commit.
+        needs.lanes.add("subscriptions")
 
     def decide(self, decider: Decider) -> list[str]:
         """Write it; the wake streams that did not take their events."""
@@ -193,8 +195,7 @@ class PostgresSubscriptions:
             # What these writes come from need not be told to the next leader again.
             stretch.statements.append(("save_followed", (followed,)))
             self._saved = followed
-        needs = stretch.needs if stretch.announced else None
-        self._term.submit(stretch.decide, partial(self._told, stretch), needs)
+        self._term.submit(stretch.decide, partial(self._told, stretch), stretch.needs)
 
     def _told(self, stretch: _Stretch, outcome: object) -> None:
         self._under_way -= 1

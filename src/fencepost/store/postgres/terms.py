@@ -18,9 +18,9 @@ from fencepost.store.engine.deciding import Decider
 from fencepost.store.postgres.database import PostgresConnection
 from fencepost.store.postgres.ledger import Needs
 from fencepost.store.postgres.readers import PostgresReaders
+from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
-from fencepost.store.postgres.turns import Request
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,13 @@ class Term:
         work: Callable[[Decider], object],
         done: Callable[[Any], None],
         needs: Callable[[Needs], None] | None = None,
+        *,
+        reaches: bool = False,
     ) -> None:
-        """Have something decided in the next turn, if this node leads then."""
+        """Have something decided in the next turn, if this node leads then.
+
+        What `reaches` beyond its needs waits while a large commit is under way.
+        """
 
         def decide(decider: Decider) -> object:
             if self.over.is_set() or self._turns.leader != self.store.node:
@@ -104,7 +109,7 @@ class Term:
             else:
                 done(outcome)
 
-        self._turns.submit(Request(decide, told, needs))
+        self._turns.submit(Request(decide, told, needs, reaches=reaches))
 
     # As the upkeep sees a store
 
@@ -124,7 +129,7 @@ class Term:
             if not answer.done():
                 answer.set_result(outcome)
 
-        self.submit(work, done)
+        self.submit(work, done, reaches=True)
         outcome = await answer
         if isinstance(outcome, Failure):
             raise StoreAwayError("the database could not be written to, or another node leads")

@@ -6,6 +6,9 @@ requests that have come meanwhile are decided together on the ledger and written
 statements, and the transaction ends in the same round trip. Nothing of this waits for anything but
 the database, and the database frees the row when the node that holds it is gone.
 
+A large commit (`large.py`) is written beside the turns and has hold of what it names. A turn that
+finds one under way puts requests about any of that aside; without one it costs nothing.
+
 * An error before COMMIT undoes the turn. If the database was away, the requests get one more turn;
   then they are told that nothing happened.
 * A connection that ends in COMMIT leaves an unknown outcome, and the answers say so.
@@ -14,11 +17,11 @@ the database, and the database frees the row when the node that holds it is gone
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
@@ -26,15 +29,17 @@ from fencepost.store.contract import Failed, Failure, Unknown
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.postgres import marks
+from fencepost.store.postgres.aside import LIVES, Aside
 from fencepost.store.postgres.database import is_away, is_full
 from fencepost.store.postgres.ledger import Needs, TurnLedger
+from fencepost.store.postgres.loading import load
+from fencepost.store.postgres.requests import WAITS, Done, Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.writer import WritingConnection
 from fencepost.store.postgres.writing import statements
 
 log = logging.getLogger(__name__)
-
-Done = Callable[[Any], None]
 
 TRIES_MAX = 2
 """Turns that a request gets while the database goes away under them."""
@@ -42,16 +47,8 @@ BACKOFF_S = 0.25
 """How long a node waits between two tries to reach a database that is away."""
 
 
-class Request(NamedTuple):
-    """Something to decide, and who is told of it."""
-
-    work: Callable[[Decider], object]
-    done: Done
-    needs: Callable[[Needs], None] | None = None
-    size: int = 0
-    tries: int = 0
-    alone: bool = False
-    """Whether it gets a turn of its own, because one that it shared was refused."""
+ASIDE_LOOK_S = 0.1
+"""How often a node looks whether a large commit is over that requests wait for."""
 
 
 class Counted:
@@ -91,12 +88,21 @@ class Turns:
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._aside: Aside[Request] = Aside()
         self._turn = -1
         self._closing = False
         self.now_ms = 0
         """The database's clock, as of this turn."""
         self.leader = ""
         """The node that leads, as of this turn."""
+        self.large: int | None = None
+        """The large commit that is under way, as of this turn."""
+        self.turn = 0
+        """The number of the turn before this one."""
+        self.more_turns = 0
+        """Rows of turns that what is being decided writes by itself: the turn counts for more."""
+        self.ends_large = False
+        """Whether the large commit is over with this turn."""
         self.counted = Counted()
         self.on_commit: Callable[[int, int, int], None] = _ignore
         self._running = asyncio.create_task(self._run())
@@ -110,6 +116,15 @@ class Turns:
         self._idle.clear()
         self._arrived.set()
 
+    def poke(self) -> None:
+        """Another node has written: what was put aside may have its turn."""
+        if self._aside:
+            self._arrived.set()
+
+    def is_aside(self, path: str) -> bool:
+        """Whether a request about a stream waits for a large commit."""
+        return self._aside.keeps((marks.of_path(path),))
+
     async def settled(self) -> None:
         """Wait until nothing is waiting or under way."""
         await self._idle.wait()
@@ -117,6 +132,7 @@ class Turns:
     async def close(self) -> None:
         """Finish what is waiting, then let go of the database."""
         self._closing = True
+        self._arrived.set()
         await self.settled()
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -125,9 +141,9 @@ class Turns:
     async def _run(self) -> None:
         while True:
             if not self._queue:
-                self._idle.set()
-                self._arrived.clear()
-                await self._arrived.wait()
+                await self._rest()
+                if not self._queue and not self._aside:
+                    continue
             try:
                 await self._take_turn()
             except Exception:
@@ -135,17 +151,37 @@ class Turns:
                 await self._disconnect()
                 await asyncio.sleep(BACKOFF_S)
 
+    async def _rest(self) -> None:
+        """Wait for something to do; not for long while something is put aside."""
+        if self._aside and self._closing:
+            # Who else is up to something large may take its time.
+            over = [(request.done, None) for request in self._aside.take()]
+            _tell(over, Failed(full=False))
+        if not self._aside:
+            self._idle.set()
+        self._arrived.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASIDE_LOOK_S if self._aside else None):
+                await self._arrived.wait()
+
     # One turn
 
     async def _take_turn(self) -> None:
+        on = self._queue[0].on if self._queue else None
         try:
-            connection = await self._connected()
+            connection = on or await self._connected()
             counters = await connection.begin()
         except psycopg.Error as error:
-            await self._away(list(self._drained()), error)
+            await self._away(self._drained() if on is None else self._cut(on), error)
             return
-        batch = self._cut()
+        self.turn, self.large = counters[0], counters[7]
+        self.more_turns, self.ends_large = 0, False
+        if self._aside and self.large != self._aside.large and on is None:
+            self._queue.extendleft(reversed(self._aside.take()))
+        batch = self._cut(on)
         try:
+            if self.large is not None and on is None:
+                batch = await self._sift(connection, self.large, batch)
             group, outcomes = await self._decide(connection, counters, batch)
         except Exception as error:
             await self._undecided(batch, error)
@@ -159,7 +195,7 @@ class Turns:
             self.counted.reconnects += 1
         return self._connection
 
-    def _cut(self) -> list[Request]:
+    def _cut(self, on: WritingConnection | None) -> list[Request]:
         """The requests of this turn: all that wait, up to a bound."""
         batch: list[Request] = []
         size = 0
@@ -167,7 +203,7 @@ class Turns:
         while self._queue and len(batch) < settings.turn_requests_max:
             if batch and size >= settings.turn_bytes_max:
                 break
-            if batch and self._queue[0].alone:
+            if (batch and self._queue[0].alone) or self._queue[0].on is not on:
                 break
             request = self._queue.popleft()
             size += request.size
@@ -176,52 +212,46 @@ class Turns:
                 break
         return batch
 
+    async def _sift(
+        self, connection: WritingConnection, large: int, batch: list[Request]
+    ) -> list[Request]:
+        """The requests that do not have to wait for a large commit; the others are put aside.
+
+        A commit whose session is gone has come to nothing: this turn ends it.
+        """
+        marked = [(request, request.marks()) for request in batch]
+        asked = list({mark for _, found in marked for mark in found})
+        [(gone, held)] = await connection.fetch("held_by_large", (LIVES, large, asked))
+        self.ends_large = gone
+        taken = frozenset(() if gone else held)
+        going = []
+        for request, found in marked:
+            waits = not taken.isdisjoint(found) or (request.reaches and not gone)
+            if request.of == large or not (waits or self._aside.keeps(found)):
+                going.append(request)
+            elif request.instead is not WAITS:
+                _tell([(request.done, request.instead)], None)
+            else:
+                self._aside.add(large, request, found)
+        return going
+
     async def _decide(
         self, connection: WritingConnection, counters: Row, batch: Sequence[Request]
     ) -> tuple[LedgerGroup, list[tuple[Done, object]]]:
-        turn, next_position, next_stream, last_ms, _, self.now_ms, self.leader = counters
+        turn, next_position, next_stream, last_ms, _, self.now_ms, self.leader, _ = counters
         if turn != self._turn:
             # Somebody else has written: what we know may be wrong by now.
             self.counted.dropped += self._turn != -1
             self._ledger.reset((next_position, next_stream, last_ms))
             self._decider.claims.reset()
-        await self._load(connection, batch)
-        group = self._decider.new_group()
-        outcomes = [(request.done, request.work(self._decider)) for request in batch]
-        return group, outcomes
-
-    async def _load(self, connection: WritingConnection, batch: Sequence[Request]) -> None:
         needs = Needs()
         for request in batch:
             if request.needs is not None:
                 request.needs(needs)
-        ledger = self._ledger
-        paths = ledger.unknown_paths(needs)
-        if paths:
-            ledger.take_streams(paths, await connection.fetch("find_streams", (paths,)))
-        producers = ledger.unknown_producers(needs)
-        keys = ledger.unknown_keys(needs)
-        if producers:
-            columns = [list(column) for column in zip(*producers, strict=True)]
-            ledger.take_producers(producers, await connection.fetch("find_producers", columns))
-        if keys:
-            columns = [list(column) for column in zip(*keys, strict=True)]
-            ledger.take_keys(keys, await connection.fetch("find_keys", columns))
-        await self._load_parts(connection, needs)
-
-    async def _load_parts(self, connection: WritingConnection, needs: Needs) -> None:
-        staged = self._ledger.parts
-        parts = needs.parts | {part for part, _ in needs.chunks}
-        if parts:
-            named = {"parts": json.dumps(list(parts))}
-            staged.take_parts(parts, await connection.fetch("find_parts", named))
-        if needs.parts:
-            named = {"parts": json.dumps(list(needs.parts))}
-            staged.take_chunks(needs.parts, await connection.fetch("chunks_of_parts", named))
-        if needs.chunks:
-            rows = [(*part, ordinal) for part, ordinal in needs.chunks]
-            columns = [list(column) for column in zip(*rows, strict=True)]
-            staged.take_digests(needs.chunks, await connection.fetch("find_chunks", columns))
+        await load(connection, self._ledger, needs)
+        group = self._decider.new_group()
+        outcomes = [(request.done, request.work(self._decider)) for request in batch]
+        return group, outcomes
 
     async def _write(
         self,
@@ -233,7 +263,7 @@ class Turns:
     ) -> None:
         self._ledger.forget()
         started_ns = self._clock_ns()
-        if group.is_empty():
+        if group.is_empty() and not self.ends_large:
             # Nothing changes; what the answers say is committed, by whoever it was.
             try:
                 await connection.rollback()
@@ -244,7 +274,7 @@ class Turns:
             self._ledger.committed(group)
             _tell(outcomes, None)
             return
-        turn = counters[0] + 1
+        turn = counters[0] + 1 + self.more_turns
         try:
             self._ledger.seal(group)
             shape = (
@@ -253,12 +283,16 @@ class Turns:
                 [view.id for _, view, state in group.views if state != 0],
             )
             end = (turn, *group.counters, counters[4], self._node, *shape)
-            await connection.write_and_commit(list(statements(group)), end)
+            ending = "end_large_turn" if self.ends_large else "end_turn"
+            await connection.write_and_commit(list(statements(group)), end, ending=ending)
         except Exception as error:
             await self._write_failed(connection, batch, outcomes, error)
             return
-        self._turn = turn
+        # Where a large commit has ended, what we know of its streams is of before.
+        self._turn = turn if connection is self._connection else -1
         self.counted.turns += 1
+        if self.ends_large:
+            self._arrived.set()
         elapsed_ns = self._clock_ns() - started_ns
         self._committed(group, turn)
         self.on_commit(len(outcomes), elapsed_ns, elapsed_ns)
@@ -323,7 +357,7 @@ class Turns:
             await connection.close()
 
     def _drained(self) -> list[Request]:
-        batch = list(self._queue)
+        batch = [*self._aside.take(), *self._queue]
         self._queue.clear()
         return batch
 

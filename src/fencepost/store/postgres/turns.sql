@@ -4,9 +4,10 @@
 -- name: take_turn
 -- Waits for the lock. The clock is read outside, where the lock is held already.
 SELECT turn, next_position, next_stream, last_ms, next_chunk,
-       (extract(epoch FROM clock_timestamp()) * 1000)::bigint, leader
+       (extract(epoch FROM clock_timestamp()) * 1000)::bigint, leader, large
 FROM (
-    SELECT turn, next_position, next_stream, last_ms, next_chunk, leader FROM counters FOR UPDATE
+    SELECT turn, next_position, next_stream, last_ms, next_chunk, leader, large
+    FROM counters FOR UPDATE
 ) AS locked
 
 -- name: end_turn
@@ -20,8 +21,13 @@ INSERT INTO turns (turn, node, at_ms, head, streams, created, removed)
 VALUES ($1, $6, $4, $2 - 1, $7::bigint[], $8::bigint[], $9::bigint[])
 
 -- name: turns_after
-SELECT turn, node, at_ms, head, streams, created, removed
-FROM turns WHERE turn > $1 ORDER BY turn LIMIT $2
+-- Some turns in order, up to so many changed streams: at least one turn, if there is any.
+SELECT turn, node, at_ms, head, streams, created, removed, since
+FROM (
+    SELECT *, sum(cardinality(streams)) OVER (ORDER BY turn) - cardinality(streams) AS before
+    FROM (SELECT * FROM turns WHERE turn > $1 ORDER BY turn LIMIT $2) AS next
+) AS counted
+WHERE before < $3 ORDER BY turn
 
 -- name: last_turn
 SELECT turn, next_position - 1 FROM counters

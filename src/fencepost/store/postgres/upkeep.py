@@ -9,10 +9,12 @@ from typing import Protocol
 
 from fencepost.clock import Clock
 from fencepost.store.engine.upkeeping import Upkeep
+from fencepost.store.postgres.aside import LIVES
 from fencepost.store.postgres.database import PostgresConnection
 from fencepost.store.postgres.terms import Term
 
 TURNS_PER_SWEEP_MAX = 10_000
+HELD_PER_SWEEP_MAX = 2_000
 
 
 class Followed(Protocol):
@@ -34,7 +36,7 @@ class PostgresUpkeep(Upkeep):
 
     @property
     def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
-        return (*super().jobs, self.follow, self.drop_turns, self.forget_nodes)
+        return (*super().jobs, self.follow, self.drop_turns, self.forget_nodes, self.forget_held)
 
     async def follow(self) -> None:
         """Write down how far the subscriptions have followed: the next leader goes on there."""
@@ -61,6 +63,21 @@ class PostgresUpkeep(Upkeep):
         return await self._term.between_commits(
             lambda connection: connection.execute("forget_silent_nodes", (silent_ms,))
         )
+
+    async def forget_held(self) -> int:
+        """Forget what large commits held whose nodes died."""
+        after, forgotten = -1, 0
+        while found := await self._fetch("next_holder", LIVES, after):
+            [(after, gone)] = found
+            while gone and (count := await self._term.between_commits(partial(_forget, after))):
+                forgotten += count
+        return forgotten
+
+
+def _forget(large: int, connection: PostgresConnection) -> int:
+    """Forget some of what a large commit held; how much."""
+    found = connection.fetch("release_held", (large, HELD_PER_SWEEP_MAX))
+    return found[0][0] if found else 0
 
 
 def _save_followed(turn: int, connection: PostgresConnection) -> None:
