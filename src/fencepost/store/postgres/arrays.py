@@ -20,7 +20,6 @@ _HEADER = struct.Struct(">iiIii")
 _EMPTY = struct.Struct(">iiI")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
-_BIGINT = struct.Struct(">iq")
 _TRUE, _FALSE = b"\x00\x00\x00\x01\x01", b"\x00\x00\x00\x01\x00"
 
 
@@ -46,13 +45,13 @@ class BooleanArray(_Array):
     """boolean[]"""
 
 
+# Each of these packs the elements of an array, of which none is null.
+
+
 def _bigints(values: Sequence[Any]) -> bytes:
-    if None not in values:
-        numbers = [8] * (2 * len(values))
-        numbers[1::2] = values
-        return _pairs(len(values)).pack(*numbers)
-    pack = _BIGINT.pack
-    return b"".join([_NULL if value is None else pack(8, value) for value in values])
+    numbers = [8] * (2 * len(values))
+    numbers[1::2] = values
+    return _pairs(len(values)).pack(*numbers)
 
 
 @lru_cache(maxsize=1024)
@@ -62,22 +61,18 @@ def _pairs(count: int) -> struct.Struct:
 
 
 def _byteas(values: Sequence[Any]) -> bytes:
-    pack = _LENGTH.pack
-    pieces = []
-    for value in values:
-        if value is None:
-            pieces.append(_NULL)
-        else:
-            pieces += (pack(len(value)), value)
+    pieces: list[Any] = [b""] * (2 * len(values))
+    pieces[::2] = map(_LENGTH.pack, map(len, values))
+    pieces[1::2] = values
     return b"".join(pieces)
 
 
 def _texts(values: Sequence[Any]) -> bytes:
-    return _byteas([None if value is None else value.encode() for value in values])
+    return _byteas([value.encode() for value in values])
 
 
 def _booleans(values: Sequence[Any]) -> bytes:
-    return b"".join([_NULL if value is None else _TRUE if value else _FALSE for value in values])
+    return b"".join([_TRUE if value else _FALSE for value in values])
 
 
 _KINDS: dict[str, tuple[type[_Array], int, int, Callable[[Sequence[Any]], bytes]]] = {
@@ -100,10 +95,17 @@ def packer(type_name: str) -> Packer:
     empty = kind(_EMPTY.pack(0, 0, element))
 
     def pack(values: Sequence[Any]) -> _Array:
-        if not values:
+        count = len(values)
+        if not count:
             return empty
-        has_nulls = None in values
-        return kind(_HEADER.pack(1, has_nulls, element, len(values), 1) + pack_elements(values))
+        nulls_count = values.count(None)
+        header = _HEADER.pack(1, nulls_count > 0, element, count, 1)
+        if not nulls_count:
+            return kind(header + pack_elements(values))
+        if nulls_count == count:
+            return kind(header + _NULL * count)
+        pieces = [_NULL if value is None else pack_elements((value,)) for value in values]
+        return kind(header + b"".join(pieces))
 
     return pack
 

@@ -29,6 +29,8 @@ TURNS_PER_LOOK_MAX = 1_000
 STREAMS_PER_LOOK_MAX = 2_000
 """Streams of the turns that are looked at at once: a large commit changes more."""
 RECONNECT_S = 0.5
+OWN_TURNS_S = 0.01
+"""How soon a node looks at its own turns again: its readers know of them already."""
 
 
 class Turn(NamedTuple):
@@ -99,7 +101,16 @@ class Feed:
     async def _follow(self, connection: WritingConnection) -> None:
         while True:
             await self._catch_up(connection)
-            await connection.wait_for_notification(self._poll_interval_s)
+            caught_up_at = asyncio.get_running_loop().time()
+            said = await connection.wait_for_notification(self._poll_interval_s)
+            while said and all(map(self._is_own, said)):
+                left_s = caught_up_at + OWN_TURNS_S - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    break
+                said = await connection.wait_for_notification(left_s)
+
+    def _is_own(self, notification: bytes) -> bool:
+        return notification.endswith(self._node.encode())
 
     async def _catch_up(self, connection: WritingConnection) -> None:
         while True:
@@ -149,7 +160,8 @@ def _published(row: Row) -> Published:
 class Notifier:
     """Wakes the other nodes after this one has written."""
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
+    def __init__(self, node: str, connect: Callable[[], Any]) -> None:
+        self._node = node
         self._connect = connect
         self._written = asyncio.Event()
         self._turn = 0
@@ -169,7 +181,7 @@ class Notifier:
                 try:
                     if connection is None:
                         connection = await self._connect()
-                    await connection.fetch("notify", (CHANNEL, str(self._turn)))
+                    await connection.fetch("notify", (CHANNEL, f"{self._turn} {self._node}"))
                 except psycopg.Error:
                     # The others look for themselves before long.
                     if connection is not None:

@@ -1,5 +1,7 @@
 -- The queries of the embedded store, in the same order of columns and values, for PostgreSQL.
--- A statement that unnests its values takes a column of them for each: a batch is one statement.
+-- A statement that unnests its values takes a column of them for each: a batch is one statement. What
+-- is inserted is unnested in the list of columns, side by side; as a table in FROM, PostgreSQL would
+-- first write all of it down once more.
 
 -- name: load_counters
 SELECT next_position, next_stream, last_ms FROM counters
@@ -26,11 +28,13 @@ INSERT INTO streams (
     closed_by, seq, forks_count, ended_ms, id, path, content_type, created_ms, ttl_s, expires_at_ms,
     fork, segments, retention
 )
-SELECT * FROM unnest(
-    $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
-    $8::boolean[], $9::text[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[],
-    $15::text[], $16::bigint[], $17::bigint[], $18::bigint[], $19::text[], $20::text[], $21::text[]
-)
+SELECT
+    unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bigint[]), unnest($4::bigint[]),
+    unnest($5::bigint[]), unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::boolean[]),
+    unnest($9::text[]), unnest($10::text[]), unnest($11::bigint[]), unnest($12::bigint[]),
+    unnest($13::bigint[]), unnest($14::text[]), unnest($15::text[]), unnest($16::bigint[]),
+    unnest($17::bigint[]), unnest($18::bigint[]), unnest($19::text[]), unnest($20::text[]),
+    unnest($21::text[])
 
 -- name: update_stream
 UPDATE streams AS s SET
@@ -52,11 +56,11 @@ INSERT INTO log (
     position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,
     previous, digest, chunk, lengths, data
 )
-SELECT * FROM unnest(
-    $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
-    $8::bigint[], $9::text[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[],
-    $14::bigint[], $15::bytea[], $16::bytea[]
-)
+SELECT
+    unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bigint[]), unnest($4::bigint[]),
+    unnest($5::bigint[]), unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::bigint[]),
+    unnest($9::text[]), unnest($10::bigint[]), unnest($11::bigint[]), unnest($12::bigint[]),
+    unnest($13::bytea[]), unnest($14::bigint[]), unnest($15::bytea[]), unnest($16::bytea[])
 
 -- name: find_key
 SELECT digest, start_messages, start_bytes, tail_messages, tail_bytes, closed, position, created_ms,
@@ -68,10 +72,11 @@ INSERT INTO keys (
     stream, principal, key, digest, start_messages, start_bytes, tail_messages, tail_bytes, closed,
     position, created_ms, expires_ms, answer
 )
-SELECT * FROM unnest(
-    $1::bigint[], $2::text[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bigint[],
-    $8::bigint[], $9::boolean[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[]
-)
+SELECT
+    unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[]), unnest($4::bytea[]),
+    unnest($5::bigint[]), unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::bigint[]),
+    unnest($9::boolean[]), unnest($10::bigint[]), unnest($11::bigint[]), unnest($12::bigint[]),
+    unnest($13::bytea[])
 
 -- name: sweep_keys
 -- Some keys whose time is over. Until it is swept a key counts, whatever the time.
@@ -105,10 +110,10 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[])
 
 -- name: save_chunk
 INSERT INTO chunks (id, txn, part, ordinal, count, size, staged_ms, lengths, data, digest)
-SELECT * FROM unnest(
-    $1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
-    $8::bytea[], $9::bytea[], $10::bytea[]
-)
+SELECT
+    unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[]), unnest($4::bigint[]),
+    unnest($5::bigint[]), unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::bytea[]),
+    unnest($9::bytea[]), unnest($10::bytea[])
 
 -- name: commit_part
 UPDATE parts AS p SET committed = n.committed
@@ -259,10 +264,10 @@ SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[])
 -- name: save_producer
 -- The recent batches come last, after what the embedded store has.
 INSERT INTO producers (stream, id, epoch, seq, first, position, updated_ms, principal, claim, recent)
-SELECT * FROM unnest(
-    $1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::bigint[],
-    $8::text[], $9::bigint[], $10::bytea[]
-)
+SELECT
+    unnest($1::bigint[]), unnest($2::text[]), unnest($3::bigint[]), unnest($4::bigint[]),
+    unnest($5::bytea[]), unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::text[]),
+    unnest($9::bigint[]), unnest($10::bytea[])
 ON CONFLICT (stream, id) DO UPDATE SET
     epoch = excluded.epoch, seq = excluded.seq, first = excluded.first,
     position = excluded.position, updated_ms = excluded.updated_ms,

@@ -109,7 +109,7 @@ class PostgresStore:
         self._holds = self.decider.holds
         self._held = self._holds.all
         self._large = LargeCommits(self._holds, partial(LargeCommit, self))
-        self.notifier = Notifier(dial)
+        self.notifier = Notifier(self.node, dial)
         self.feed = Feed(
             self.node,
             dial,
