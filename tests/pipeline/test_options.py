@@ -190,3 +190,38 @@ def _type(text: str) -> DataType:
         "map<string,int>": MapType(StringType(), IntegerType()),
         "void": NullType(),
     }[text]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "id BIGINT, total DOUBLE",
+        "id: bigint NOT NULL COMMENT 'never a BIGNIT, or so', price DECIMAL(10, 2)",
+        "`a, strange name` STRING, nested STRUCT<a: INT, b ARRAY<TIMESTAMP_NTZ>>",
+        "ARRAY<STRING>",
+        "decimal(10,2)",
+        "m MAP<STRING, INT>",
+    ],
+)
+def test_a_schema_in_words_of_spark_is_left_to_spark(schema: str) -> None:
+    assert source_options({"stream": "a", "format": "json", "schema": schema}).shape.value_sql
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ("id BIGNIT", "BIGNIT"),
+        ("id BIGINT, total", "total"),
+        ("a STRUCT<b: STRNG>", "STRNG"),
+        ("id BIGINT NOT NULL, string text5", "text5"),
+    ],
+)
+def test_a_schema_with_a_word_that_is_no_type_is_refused_by_that_word(
+    schema: str, word: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        source_options({"stream": "a", "format": "json", "schema": schema})
+    message = str(caught.value)
+
+    assert message.startswith(f"option schema is {schema!r}")
+    assert message.endswith(f"{word} is no type")

@@ -23,6 +23,7 @@ from tests.pipeline.sink_support import schema_of
         ("value string", {"stream": "s", "autoCreate": "yes"}, "autoCreate .* true or false"),
         ("value string", {"stream": "s", "format": "avro"}, "format .* value, json or state"),
         ("value string", {"stream": "s", "autoCraete": "true"}, "did you mean autoCreate"),
+        ("value string", {"path": "p"}, "no option path: give the option stream"),
         ("value string", {"stream": "s", "jobId": "7"}, "no option jobid for a stream"),
         ("value string, id other", {"stream": "s"}, "other columns are id"),
         ("value other", {"stream": "s"}, "type string or binary"),

@@ -89,7 +89,7 @@ def retention(
     ] = None,
     policies: Annotated[
         Path | None,
-        typer.Option(help="A TOML file with [[retention]] policies, as of the server."),
+        typer.Option(help=r"A TOML file with \[\[retention]] policies, as of the server."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: DryRun = False,

@@ -30,7 +30,7 @@ def check_readable(client: Client, selection: Selection) -> None:
 
 @contextmanager
 def access_explained() -> Iterator[None]:
-    """Say what to do about a token that is missing, unknown or without grants."""
+    """Say what to do about a wrong url, and a token that is missing, unknown or without grants."""
     try:
         yield
     except UnauthorizedError as error:
@@ -42,4 +42,9 @@ def access_explained() -> Iterator[None]:
         raise AccessError(
             "the principal of this token may not read any stream: it needs the verb read"
             f" ({error.detail})"
+        ) from error
+    except NotFoundError as error:
+        raise AccessError(
+            "there is no log at this url: give the address of a Fencepost server with nothing"
+            f" behind it, like http://127.0.0.1:4437 ({error})"
         ) from error

@@ -16,6 +16,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from fencepost.pipeline.plainly import plainly
+
 FORMAT = "fencepost"
 
 
@@ -27,12 +29,14 @@ class FencepostDataSource(DataSource):
         """What is given to `.format(...)`."""
         return FORMAT
 
+    @plainly
     def schema(self) -> str:
         """The columns of the asked format, when `.schema(...)` does not name them."""
         from fencepost.pipeline.source_options import source_options
 
         return source_options(self.options).shape.ddl
 
+    @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read, with filters pushed down to the server."""
         from fencepost.pipeline.source import FilteringReader
@@ -40,6 +44,7 @@ class FencepostDataSource(DataSource):
 
         return FilteringReader(source_options(self.options, schema, streaming=False))
 
+    @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
         from fencepost.pipeline.source_options import source_options
@@ -47,12 +52,14 @@ class FencepostDataSource(DataSource):
 
         return StreamReader(source_options(self.options, schema, streaming=True))
 
+    @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
         from fencepost.pipeline.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @plainly
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:

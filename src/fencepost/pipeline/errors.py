@@ -26,7 +26,7 @@ class SessionError(PipelineError):
 
 
 class AccessError(PipelineError):
-    """The server does not know the token, or its principal may not read. Give another token."""
+    """The server cannot be read from: a wrong url or token, missing grants, no Arrow there."""
 
 
 class DataLossError(PipelineError):

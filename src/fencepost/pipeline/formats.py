@@ -46,6 +46,21 @@ SHOWN_BYTES = 200
 
 _ONE_TYPE = re.compile(r"\w+(\s*\(.*\))?|(struct|array)\s*<.*>", re.IGNORECASE | re.DOTALL)
 
+_BESIDE_TYPES = re.compile(
+    r"""\([^)]*\)|\bNOT\s+NULL\b|\bCOMMENT\s+('[^']*'|"[^"]*")""", re.IGNORECASE
+)
+_QUOTED_NAME = re.compile("`[^`]*`")
+_TYPE_WORDS = frozenset(
+    {
+        *("boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"),
+        *("float", "real", "double", "decimal", "dec", "numeric", "string", "text", "char"),
+        *("character", "varchar", "binary", "date", "time", "timestamp", "timestamp_ltz"),
+        *("timestamp_ntz", "interval", "array", "map", "struct", "object", "variant", "void"),
+        *("geography", "geometry"),
+    }
+)
+"""Every word that Spark begins a type with; which of them can be read is checked later."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -126,6 +141,10 @@ def shape_of(options: Options, schema: StructType | None) -> Shape:
         mode = FAILFAST
     if schema is not None:
         _check(name, schema)
+    if asked is not None and (wrong := _no_type(asked)) is not None:
+        raise options.refusal(
+            "schema", f"columns like `id BIGINT, total DOUBLE`, or one type; {wrong} is no type"
+        )
     return Shape(name, mode, _value_sql(name, asked), schema)
 
 
@@ -147,6 +166,20 @@ def _value_sql(name: str, asked: str | None) -> str:
         return "STRING"
     # `id BIGINT, total DOUBLE` stands for the fields of an object.
     return asked if _ONE_TYPE.fullmatch(asked.strip()) else f"STRUCT<{asked}>"
+
+
+def _no_type(asked: str) -> str | None:
+    """What stands where a type should in a schema, if it is not one.
+
+    Only Spark's own parser knows the whole language, and it reads all columns at once: its error
+    would be about columns that nobody wrote.
+    """
+    text = _QUOTED_NAME.sub("quoted", _BESIDE_TYPES.sub("", asked))
+    for piece in re.split("[<>,]", text):
+        words = piece.replace(":", " ").split()
+        if words and not any(word.lower() in _TYPE_WORDS for word in words[1:] or words):
+            return words[-1]
+    return None
 
 
 def _check(name: str, schema: StructType) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fencepost.client.arrow_log import ArrowPage
 from fencepost.client.errors import BadRequestError, LogPrunedError
 from fencepost.client.sync import Client
-from fencepost.pipeline.errors import DataLossError
+from fencepost.pipeline.errors import AccessError, DataLossError
 from fencepost.pipeline.formats import messages
 from fencepost.pipeline.planning import Range
 from fencepost.pipeline.selecting import Selection
@@ -66,6 +66,11 @@ def _fetch(client: Client, options: SourceOptions, selection: Selection, asked: 
     except BadRequestError as error:
         if error.code == "after_beyond_head":
             raise beyond_head_error(asked.after, error.headers.get("log-head", "?")) from error
+        if error.code == "arrow_unavailable":
+            raise AccessError(
+                "the server cannot send its log as Arrow, which Spark reads: where the server runs,"
+                " pip install 'fencepost[arrow]' and start it again"
+            ) from error
         if error.code != "limit_invalid":
             raise
         # A server with a smaller limit has a default that fits.

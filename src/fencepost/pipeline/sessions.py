@@ -108,7 +108,8 @@ def register(spark: SparkSession) -> None:
     for name, value in _AT_ANY_TIME.items():
         spark.conf.set(name, value)
     with _active(spark):
-        spark.dataSource.register(FencepostDataSource)
+        if not _is_registered(spark, FencepostDataSource.name()):
+            spark.dataSource.register(FencepostDataSource)
 
 
 def check_pyspark() -> None:
@@ -122,6 +123,14 @@ def check_pyspark() -> None:
         raise SparkMissingError(
             f"PySpark {found} is installed, and this is made for {wanted}: {INSTALL}"
         )
+
+
+def _is_registered(spark: SparkSession, name: str) -> bool:
+    """Whether a session has the format already: Spark warns of every further registration."""
+    if getattr(spark, "_jvm", None) is None:  # Spark Connect does not say
+        return False
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    return bool(manager.dataSourceExists(name))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from fencepost.client.errors import (
 )
 from fencepost.client.results import WriterInfo
 from fencepost.client.settings import NO_RETRIES
+from fencepost.pipeline.plainly import plainly
 from fencepost.pipeline.sink_chunks import Chunk, Chunks
 from fencepost.pipeline.sink_commit import TaskWritten, abort_written, commit_written
 from fencepost.pipeline.sink_errors import MissingStreamError
@@ -118,9 +119,11 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.stage(iterator, current_place())
 
+    @plainly
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._sink.commit(messages)
 
@@ -134,9 +137,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.stage(iterator, current_place())
 
+    @plainly
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._sink.commit(messages, batchId)
 

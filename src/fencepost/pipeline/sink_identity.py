@@ -60,7 +60,8 @@ def identity_of(
         raise OptionError(
             "option sinkName in a write that belongs to no query: give a plain batch write a jobId"
             " instead. Inside foreachBatch, a thread of your own does not see the query: use"
-            " pyspark.InheritableThread"
+            " pyspark.InheritableThread. Under Spark Connect no write in it does: write with"
+            " writeStream.format('fencepost')"
         )
     if options.job_id is None:
         return None

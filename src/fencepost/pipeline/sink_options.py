@@ -62,11 +62,13 @@ def sink_options(
 ) -> SinkOptions:
     """The options of a write of rows of `schema`, or an error that names what is wrong."""
     if overwrite:
-        how = 'outputMode("append") or "update"' if streaming else 'mode("append")'
-        raise OptionError(f"streams only grow: write with {how}")
+        how = "outputMode" if streaming else "mode"
+        raise OptionError(f'streams only grow: write with {how}("append")')
     options = Options(given)
     columns = schema.fieldNames()
     stream = options.text("stream")
+    if "path" in options:
+        raise OptionError("there is no option path: give the option stream, and save() nothing")
     _check_target(stream, schema)
     payload = tuple(name for name in columns if name != "stream")
     sink_name = options.text("sinkName")
@@ -98,8 +100,7 @@ def sink_options(
         job_id=None if streaming else options.text("jobId"),
         columns=payload,
     )
-    hints = {"jobid": " for a stream: its checkpoint is what names its batches"}
-    options.refuse_others({**hints, "path": ": the target is the option stream"})
+    options.refuse_others({"jobid": " for a stream: its checkpoint is what names its batches"})
     _check_columns(found, schema)
     return found
 

@@ -13,6 +13,7 @@ from fencepost.client.sync import Client
 from fencepost.pipeline.access import access_explained, check_readable
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.filters import Narrowing, narrowed
+from fencepost.pipeline.plainly import plainly, rows_plainly
 from fencepost.pipeline.planning import Range, joined, parts_by_weight, parts_to_ask, weight_of
 from fencepost.pipeline.reading import beyond_head_error, pruned_error, read_range, skipped
 from fencepost.pipeline.selecting import Selection
@@ -39,6 +40,7 @@ class Reader(DataSourceReader):
         self._options = options
         self._narrowing = Narrowing(options.selection)
 
+    @plainly
     def partitions(self) -> list[InputPartition]:
         """The tasks of the read; none when there is nothing to read."""
         selection = self._narrowing.selection
@@ -52,6 +54,7 @@ class Reader(DataSourceReader):
             log.warning("%s", skipped(selection, planned.pruned))
         return planned.partitions
 
+    @rows_plainly
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         # Spark makes a partition of its own out of an empty list.

@@ -35,6 +35,7 @@ from fencepost.client.results import Plan
 from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
 from fencepost.pipeline.access import access_explained, check_readable
+from fencepost.pipeline.plainly import plainly, rows_plainly
 from fencepost.pipeline.planning import Range
 from fencepost.pipeline.reading import beyond_head_error, pruned_error, read_range, skipped
 from fencepost.pipeline.source import RangePartition, plan_partitions, position_at
@@ -87,10 +88,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.bytes_max)
         return ReadAllAvailable()
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note where the log ends now: the query reads to there and stops."""
-        self._target = self._asking().log_head()
+        with access_explained():
+            self._target = self._asking().log_head()
 
+    @plainly
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Where the next batch ends; `start` itself when there is nothing to read."""
         with access_explained():
@@ -136,6 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report["losses"] = len(self._lost)
         return report
 
+    @plainly
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch; its first one may end where it begins."""
         if start == end or start.get("start") == LATEST:
@@ -149,6 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._note_loss(planned.pruned)
         return planned.partitions
 
+    @rows_plainly
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         assert isinstance(partition, RangePartition)
