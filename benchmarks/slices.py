@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.cases import JSON, Measurement, Outcome, Site
 from benchmarks.conditions import pipeline
 from benchmarks.scale import Scale
-from benchmarks.subjects import OURS, Running, running
+from benchmarks.subjects import OURS, running
 
 BODY = b'{"n": 1}'
 CALM_SECONDS = 2.0
@@ -41,24 +41,24 @@ def _measure(streams: int) -> Callable[[Site], Outcome]:
     def measure(site: Site) -> Outcome:
         with running(site.subject, site.folder / "data") as server:
             site.progress("staging parts", 0, streams)
-            staged = pipeline(server.port, _parts(streams))
-            other = _Other(server)
+            staged = pipeline(server.port, parts(streams))
+            other = Other(server.port)
             other.start()
             time.sleep(min(CALM_SECONDS, site.scale.seconds))
             calm = other.cut()
             cpu, began = machine.cpu_seconds(server.pid), time.perf_counter()
-            status, answered = _commit(server, streams)
+            status, answered = commit(server.port, streams)
             seconds = time.perf_counter() - began
             waits = other.cut()
             cpu = machine.cpu_seconds(server.pid) - cpu
             other.stop()
             metrics = {
                 "longest_wait_ms": 1e3 * max(waits),
-                "p50_ms": 1e3 * _quantile(waits, 0.5),
-                "p99_ms": 1e3 * _quantile(waits, 0.99),
+                "p50_ms": 1e3 * quantile(waits, 0.5),
+                "p99_ms": 1e3 * quantile(waits, 0.99),
                 "calm_longest_wait_ms": 1e3 * max(calm),
-                "calm_p50_ms": 1e3 * _quantile(calm, 0.5),
-                "calm_p99_ms": 1e3 * _quantile(calm, 0.99),
+                "calm_p50_ms": 1e3 * quantile(calm, 0.5),
+                "calm_p99_ms": 1e3 * quantile(calm, 0.99),
                 "appends_meanwhile": len(waits),
                 "commit_seconds": seconds,
                 "cpu_us_per_stream": 1e6 * cpu / streams,
@@ -72,13 +72,14 @@ def _measure(streams: int) -> Callable[[Site], Outcome]:
     return measure
 
 
-def _parts(streams: int) -> Iterator[bytes]:
+def parts(streams: int) -> Iterator[bytes]:
+    """Requests that stage a part for each stream."""
     head = f"HTTP/1.1\r\nHost: bench\r\nContent-Type: {JSON}\r\nContent-Length: {len(BODY)}\r\n\r\n"
     for number in range(streams):
         yield b"POST /v1/staging/t/%06d %b%b" % (number, head.encode(), BODY)
 
 
-def _commit(server: Running, streams: int) -> tuple[int, int]:
+def commit(port: int, streams: int) -> tuple[int, int]:
     """Commit all parts: the status, and how many appends the answer tells of."""
     appends = [
         {
@@ -89,7 +90,7 @@ def _commit(server: Running, streams: int) -> tuple[int, int]:
         }
         for number in range(streams)
     ]
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=COMMIT_SECONDS_MAX)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=COMMIT_SECONDS_MAX)
     try:
         connection.request("POST", "/v1/commit", json.dumps({"appends": appends}).encode())
         answer = connection.getresponse()
@@ -99,11 +100,11 @@ def _commit(server: Running, streams: int) -> tuple[int, int]:
     return answer.status, len(json.loads(body).get("appends", ()))
 
 
-class _Other:
+class Other:
     """Somebody who appends to another stream, one request after the other."""
 
-    def __init__(self, server: Running) -> None:
-        self._port = server.port
+    def __init__(self, port: int) -> None:
+        self._port = port
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._waits: list[float] = []
@@ -138,5 +139,6 @@ class _Other:
             connection.close()
 
 
-def _quantile(waits: list[float], share: float) -> float:
+def quantile(waits: list[float], share: float) -> float:
+    """The wait that so many of them are not longer than."""
     return sorted(waits)[int(share * (len(waits) - 1))]

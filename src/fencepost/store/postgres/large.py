@@ -122,6 +122,7 @@ class LargeCommit:
         self._new_streams = 0
         self._streams: dict[int, None] = {}
         self._created: set[int] = set()
+        self._told: list[tuple[list[int], list[int]]] = []
         self._last_turn = -1
 
     async def run(self) -> None:
@@ -301,6 +302,10 @@ class LargeCommit:
             self._is_under_way = False
             assert not isinstance(outcome, Decided)
             return outcome
+        self._told = [
+            (ids, [one for one in ids if one in self._created])
+            for ids in _batches(self._streams, STREAMS_PER_TURN)
+        ]
         outcome = await self._turn(partial(self._conclude, decision), on=session)
         if not isinstance(outcome, Decided):
             return outcome
@@ -323,12 +328,11 @@ class LargeCommit:
         if isinstance(outcome, Decided):
             turns.ends_large = True
             ledger = decider.ledger
-            for turn, ids in enumerate(_batches(self._streams, STREAMS_PER_TURN), turns.turn + 1):
-                created = [one for one in ids if one in self._created]
+            for turn, changed in enumerate(self._told, turns.turn + 1):
                 # Nobody's: the readers of this node are told by the feed as well.
-                values = (turn, "", ledger.last_ms, ledger.next_position - 1, ids, created)
+                values = (turn, "", ledger.last_ms, ledger.next_position - 1, *changed)
                 decider.group.statements.append(("insert_turn", values))
-                turns.more_turns += 1
+            turns.more_turns = len(self._told)
             self._last_turn = turns.turn + turns.more_turns + 1
         return outcome
 

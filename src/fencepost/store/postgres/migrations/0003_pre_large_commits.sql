@@ -15,4 +15,6 @@ CREATE UNLOGGED TABLE held (
 );
 
 -- A turn in which a large commit ended shows what was appended after turn `since` to readers of the log.
+-- It tells of many streams while everybody waits, so time is not spent on compressing them.
 ALTER TABLE turns ADD COLUMN since bigint;
+ALTER TABLE turns ALTER COLUMN streams SET STORAGE EXTERNAL, ALTER COLUMN created SET STORAGE EXTERNAL;
