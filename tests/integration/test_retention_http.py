@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import random
 import signal
@@ -12,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.server.settings import AuthSettings, ServerSettings
 from fencepost.store.sqlite.check import check
+from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.testing import TestServer
 from tests.engines import engine as engine
 from tests.integration.raw import Connection, ask, code_of
 from tests.integration.retention_support import JSON
@@ -131,6 +136,36 @@ def test_policies_of_the_config_file_are_applied(tmp_path: Path) -> None:
             while client.ask("GET", "/v1/stream/logs/a").body != b"[3,4]":
                 pass
     assert check(tmp_path / "data").findings == []
+
+
+async def test_what_is_a_claim_by_the_settings_of_auth_is_never_forgotten(tmp_path: Path) -> None:
+    store = SqliteSettings(
+        folder=tmp_path / "data",
+        sweep_interval_ms=10,
+        retention_interval_ms=10,
+        producer_retention_s=1,
+        kept_producer_globs=("row:*",),
+    )
+    settings = ServerSettings(auth=AuthSettings(claim_globs=("job:*",)))
+    async with TestServer(store, settings=settings) as server:
+        known = await asyncio.to_thread(_kept_of_three, server.port)
+    assert known == {"job:1", "row:1"}
+
+
+def _kept_of_three(port: int) -> set[str]:
+    """The producers that are left when one of three was forgotten."""
+    known = {"job:1", "row:1", "task:1"}
+    with Connection(port) as client:
+        client.ask("PUT", "/v1/stream/s", f"Content-Type: {JSON}")
+        for name in known:
+            producer = (f"Producer-Id: {name}", "Producer-Epoch: 0", "Producer-Seq: 0")
+            kind = f"Content-Type: {JSON}"
+            reply = client.ask("POST", "/v1/stream/s", kind, *producer, body=b"1")
+            assert reply.status in (200, 204)
+        while len(known) == 3:
+            found = json.loads(client.ask("GET", "/v1/producers").body)
+            known = {producer["id"] for producer in found["producers"]}
+    return known
 
 
 # Faults

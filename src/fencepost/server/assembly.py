@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.server.access import SEAL_SECRET, Gate, Seal
@@ -59,6 +60,9 @@ class Assembly:
     ) -> Assembly:
         """Open the store and start the background work."""
         clock = clock or SystemClock()
+        # What somebody may hold must not be forgotten, whether or not the store was told of it.
+        kept = dict.fromkeys((*store_settings.kept_producer_globs, *settings.auth.claim_globs))
+        store_settings = replace(store_settings, kept_producer_globs=tuple(kept))
         opened = await open_store(store_settings, settings.limits, clock, migrate=migrate)
         assembly = cls(settings, opened, clock)
         try:

@@ -37,7 +37,8 @@ class StoreSettings:
     """How often all streams are looked at for what their retention lets go."""
     producer_retention_s: int = 0
     """How long a producer that sends nothing is remembered; 0: as long as its stream."""
-    claim_globs: tuple[str, ...] = ("task:*", "tool:*", "row:*")
-    """Producer ids that are never forgotten: forgetting a claim would reopen a finished task."""
+    kept_producer_globs: tuple[str, ...] = ("task:*", "tool:*", "row:*")
+    """Producer ids that are never forgotten: forgetting a claim would reopen a finished task. A
+    server adds those that it takes for claims."""
     sweep_interval_ms: int = 1_000
     """How often expired streams are looked for."""

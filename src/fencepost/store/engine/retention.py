@@ -48,7 +48,7 @@ class Keeper:
         self._store = store
         self._clock = clock
         self._settings = store.settings
-        self._claims = IdGlobs(store.settings.claim_globs)
+        self._kept_producers = IdGlobs(store.settings.kept_producer_globs)
         self._last_stream = 0
         self._round_began_ms: int | None = None
         self._last_producer: tuple[int, str] = (0, "")
@@ -133,7 +133,7 @@ class Keeper:
         silent = [
             (stream_id, producer_id, before_ms, lifetime_ms)
             for stream_id, producer_id, updated_ms in rows
-            if updated_ms <= before_ms and not self._claims.matches(producer_id)
+            if updated_ms <= before_ms and not self._kept_producers.matches(producer_id)
         ]
         if not silent:
             return 0
