@@ -1,11 +1,20 @@
-"""Keys behind the embedded store's filter: what was used is known, however it was used."""
+"""Keys behind the embedded store's filter and its index, which is written later than the keys.
 
+What was used is known, however it was used and wherever it stands.
+"""
+
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import apsw
 import pytest
 
 from fencepost.protocol.appends import Appended, KeyReused, Replayed
 from fencepost.protocol.commits import Committed
+from fencepost.store.engine.lists import keys
+from fencepost.store.sqlite.check import check
+from fencepost.store.sqlite.database import FILE
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
@@ -18,12 +27,12 @@ class SlicingEngine:
     """The embedded store, carrying out every larger commit in slices."""
 
     def __init__(self, folder: Path, clock: SimClock) -> None:
-        self._settings = SqliteSettings(folder=folder, commit_slice_appends=2)
+        self.settings = SqliteSettings(folder=folder, commit_slice_appends=2)
         self._clock = clock
         self.store: SqliteStore | None = None
 
     def open(self) -> SqliteStore:
-        self.store = SqliteStore(self._settings, self._clock)
+        self.store = SqliteStore(self.settings, self._clock)
         return self.store
 
     async def close(self) -> None:
@@ -39,9 +48,27 @@ async def learn(subject: Subject, clock: SimClock) -> SqliteStore:
     return store
 
 
+async def index(store: SqliteStore, clock: SimClock) -> int:
+    return await SqliteUpkeep(store, clock).index_keys(at_least=1)
+
+
+async def listed(store: SqliteStore, limit: int) -> list[tuple[str | None, str]]:
+    """Streams and keys of all pages of the list."""
+    found = []
+    after = (-1, "", "")
+    while True:
+        page = await store.readers.run(partial(keys, after=after, as_of_ms=None, limit=limit))
+        found += [(key.stream, key.key) for key in page.entries]
+        if page.next is None:
+            return found
+        stream, principal, key_ = page.next
+        after = (int(stream), principal, key_)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("reopened", [False, True])
 async def test_a_used_key_is_recognized_behind_the_filter(
-    tmp_path: Path, clock: SimClock, reopened: bool
+    tmp_path: Path, clock: SimClock, reopened: bool, indexed: bool
 ) -> None:
     subject = Subject(SlicingEngine(tmp_path, clock), clock)
     await subject.made("s")
@@ -56,10 +83,13 @@ async def test_a_used_key_is_recognized_behind_the_filter(
     assert isinstance(single, Appended)
     assert isinstance(small, Committed)
     assert isinstance(large, Committed)
+    if indexed:
+        assert await index(store, clock) == 13
     if reopened:
         await subject.reopen()
         store = await learn(subject, clock)
 
+    assert len(store.keys.recent) == (0 if indexed else 13)
     assert store.keys.is_new((1, "", "never used"))
     for key, body in (("before", b"before"), ("single", b"1"), ("small", b"2")):
         assert isinstance(await ask_append(subject, "s", body, key=key), Replayed), key
@@ -69,3 +99,171 @@ async def test_a_used_key_is_recognized_behind_the_filter(
     again = await ask_commit(subject, *many, key="whole")
     assert not isinstance(again, Committed)
     await subject.close()
+
+
+async def test_keys_are_listed_in_one_order_whether_indexed_or_not(
+    tmp_path: Path, clock: SimClock
+) -> None:
+    subject = Subject(SlicingEngine(tmp_path, clock), clock)
+    store = await learn(subject, clock)
+    await subject.made("s")
+    for key in ("f", "b", "d"):
+        await ask_append(subject, "s", b"1", key=key)
+    await index(store, clock)
+    for key in ("c", "a", "e"):
+        await ask_append(subject, "s", b"1", key=key)
+
+    pages = [await listed(store, limit) for limit in (1, 2, 5, 6, 99)]
+
+    assert pages == [[("s", key) for key in "abcdef"]] * 5
+    await subject.close()
+
+
+async def test_a_key_used_after_others_were_swept_is_indexed_like_any(
+    tmp_path: Path, clock: SimClock
+) -> None:
+    """Rows are numbered by the newest there is, so the numbers of swept keys come back."""
+    engine = SlicingEngine(tmp_path, clock)
+    engine.settings = replace(engine.settings, key_retention_s=60)
+    subject = Subject(engine, clock)
+    store = await learn(subject, clock)
+    await subject.made("s")
+    for key in ("a", "b", "c"):
+        await ask_append(subject, "s", b"1", key=key)
+    await index(store, clock)
+    clock.advance(61_000)
+    assert await SqliteUpkeep(store, clock).sweep_keys() == 3
+    await ask_append(subject, "s", b"2", key="b")
+    assert isinstance(await ask_append(subject, "s", b"3", key="c"), Appended)
+
+    assert await index(store, clock) == 2
+
+    assert isinstance(await ask_append(subject, "s", b"2", key="b"), Replayed)
+    assert isinstance(await ask_append(subject, "s", b"1", key="c"), KeyReused)
+    assert await listed(store, 9) == [("s", "b"), ("s", "c")]
+    await subject.close()
+    assert check(tmp_path).findings == []
+
+
+async def test_a_key_swept_before_it_was_indexed_may_be_used_again(
+    tmp_path: Path, clock: SimClock
+) -> None:
+    engine = SlicingEngine(tmp_path, clock)
+    engine.settings = replace(engine.settings, key_retention_s=60)
+    subject = Subject(engine, clock)
+    store = await learn(subject, clock)
+    await subject.made("s")
+    await ask_append(subject, "s", b"1", key="a")
+    clock.advance(61_000)
+    await SqliteUpkeep(store, clock).sweep_keys()
+
+    assert isinstance(await ask_append(subject, "s", b"2", key="a"), Appended)
+    assert isinstance(await ask_append(subject, "s", b"2", key="a"), Replayed)
+    await index(store, clock)
+    assert isinstance(await ask_append(subject, "s", b"2", key="a"), Replayed)
+    await subject.close()
+    assert check(tmp_path).findings == []
+
+
+@pytest.mark.parametrize("before_s", [0, 600, 30])
+async def test_keys_go_when_their_time_is_over_however_long_older_ones_stay(
+    tmp_path: Path, clock: SimClock, before_s: int
+) -> None:
+    """How long keys are kept was changed: each is kept as long as was said when it was used."""
+    engine = SlicingEngine(tmp_path, clock)
+    engine.settings = replace(engine.settings, key_retention_s=before_s)
+    subject = Subject(engine, clock)
+    await subject.made("s")
+    await ask_append(subject, "s", b"1", key="older")
+    engine.settings = replace(engine.settings, key_retention_s=60)
+    await subject.reopen()
+    store = await learn(subject, clock)
+    await ask_append(subject, "s", b"2", key="newer")
+    upkeep = SqliteUpkeep(store, clock)
+
+    clock.advance(59_000)
+    for _ in range(3):
+        await upkeep.sweep_keys()
+    assert [key for _, key in await listed(store, 9)] == ["newer", "older"][: 1 + (before_s != 30)]
+    clock.advance(1_000)
+    for _ in range(3):
+        await upkeep.sweep_keys()
+
+    assert [key for _, key in await listed(store, 9)] == (["older"] if before_s != 30 else [])
+    await subject.close()
+
+
+async def test_keys_of_a_deleted_stream_go_with_it_indexed_or_not(
+    tmp_path: Path, clock: SimClock
+) -> None:
+    subject = Subject(SlicingEngine(tmp_path, clock), clock)
+    store = await learn(subject, clock)
+    for path in ("s", "t"):
+        await subject.made(path)
+        await ask_append(subject, path, b"1", key="indexed")
+    await index(store, clock)
+    for path in ("t", "s"):
+        await ask_append(subject, path, b"1", key="recent")
+    await subject.delete("s")
+    clock.advance(store.settings.log_retention_ms)
+
+    await SqliteUpkeep(store, clock).purge()
+
+    assert await listed(store, 9) == [("t", "indexed"), ("t", "recent")]
+    await ask_append(subject, "t", b"2", key="after")
+    await index(store, clock)
+    for key in ("indexed", "recent", "after"):
+        assert not isinstance(await ask_append(subject, "t", b"other", key=key), Appended), key
+    await subject.close()
+    assert check(tmp_path).findings == []
+
+
+async def test_keys_of_a_folder_from_before_the_index_are_known(
+    tmp_path: Path, clock: SimClock
+) -> None:
+    subject = Subject(SlicingEngine(tmp_path, clock), clock)
+    await subject.made("s")
+    for key in ("b", "a"):
+        await ask_append(subject, "s", key.encode(), key=key)
+    await ask_commit(subject, item("s", b"c"), key="whole")
+    await subject.close()
+    _undo_index(tmp_path)
+
+    subject = Subject(SlicingEngine(tmp_path, clock), clock)
+
+    store = await learn(subject, clock)
+    assert [key for _, key in await listed(store, 9)] == ["whole", "a", "b"]
+    for key in ("b", "a"):
+        assert isinstance(await ask_append(subject, "s", key.encode(), key=key), Replayed)
+        assert isinstance(await ask_append(subject, "s", b"other", key=key), KeyReused)
+    assert not isinstance(await ask_commit(subject, item("s", b"c"), key="whole"), Committed)
+    await subject.close()
+    assert check(tmp_path).findings == []
+
+
+def _undo_index(folder: Path) -> None:
+    """Bring the tables of keys back to schema version 8."""
+    connection = apsw.Connection(str(folder / FILE))
+    columns = (
+        "stream, principal, key, digest, start_messages, start_bytes, tail_messages, tail_bytes,"
+        " closed, position, created_ms, expires_ms, answer"
+    )
+    connection.execute(
+        f"""
+        CREATE TABLE old (
+            stream INTEGER NOT NULL, principal TEXT NOT NULL, key TEXT NOT NULL,
+            digest BLOB NOT NULL, start_messages INTEGER NOT NULL, start_bytes INTEGER NOT NULL,
+            tail_messages INTEGER NOT NULL, tail_bytes INTEGER NOT NULL, closed INTEGER NOT NULL,
+            position INTEGER NOT NULL, created_ms INTEGER NOT NULL, expires_ms INTEGER, answer BLOB,
+            PRIMARY KEY (stream, principal, key)
+        ) STRICT, WITHOUT ROWID;
+        INSERT INTO old SELECT {columns} FROM keys;
+        DROP TABLE keys;
+        ALTER TABLE old RENAME TO keys;
+        CREATE INDEX keys_by_expiry ON keys (expires_ms) WHERE expires_ms IS NOT NULL;
+        DROP TABLE key_places;
+        DROP TABLE key_index;
+        PRAGMA user_version = 8;
+        """
+    )
+    connection.close()

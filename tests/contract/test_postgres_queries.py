@@ -385,7 +385,6 @@ def test_producers_keys_and_parts_are_found_alike(read_twins: Twins) -> None:
     ("query", "values"),
     [
         ("abandoned_parts", (FAR_MS, 10)),
-        ("any_expired_key", (FAR_MS,)),
         ("count_live_streams", ()),
         ("count_waiting_parts", ()),
         ("count_writers", ()),
@@ -518,7 +517,6 @@ WRITTEN: list[tuple[str, Row]] = [
     ("note_forgetting", (900,)),
     ("save_secret", ("s", b"first", 1)),
     ("save_secret", ("s", b"second", 2)),
-    ("sweep_keys", (10, 1)),
     ("forget_producer", (1, "p", FAR_MS)),
     ("forget_producer", (2, "p", 0)),
     ("stir", ()),

@@ -21,6 +21,8 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.offsets import START, Offset
 from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
 from fencepost.store.engine.upkeeping import Upkeep
+from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from tests.contract.conditional import (
     JSON,
     TEXT,
@@ -395,4 +397,7 @@ async def test_a_key_is_remembered_until_it_is_swept(subject: Subject) -> None:
 
 
 def _upkeep(subject: Subject) -> Upkeep:
-    return Upkeep(subject.kept, subject.clock)
+    store = subject.kept
+    if isinstance(store, SqliteStore):
+        return SqliteUpkeep(store, subject.clock)
+    return Upkeep(store, subject.clock)

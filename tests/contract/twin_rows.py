@@ -19,6 +19,8 @@ from fencepost.store.contract import Chunk
 from fencepost.store.engine.database import Row
 from fencepost.store.postgres.database import PostgresConnection
 from fencepost.store.sqlite.database import SqliteConnection
+from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import JSON, TEXT, ask_append, ask_commit, ask_stage, item
 from tests.contract.subject import SqliteEngine, Subject, answered
@@ -33,6 +35,8 @@ async def fill(folder: Path, clock: SimClock) -> None:
     subject = Subject(SqliteEngine(folder, clock), clock)
     try:
         await _work(subject, clock, random_source)
+        assert isinstance(subject.store, SqliteStore)
+        await SqliteUpkeep(subject.store, clock).index_keys(at_least=1)
     finally:
         await subject.close()
 
@@ -187,7 +191,7 @@ def contents(connection: SqliteConnection, table: str) -> tuple[list[str], list[
     """The columns of a table and all its rows, in an order; numbers that a database gives aside."""
     raw = connection.raw
     names = [row[1] for row in raw.execute(f"PRAGMA table_info({table})")]
-    if table == "purges":
+    if table in ("purges", "keys"):
         names.remove("id")
     order = ", ".join(str(place + 1) for place in range(len(names)))
     rows = raw.execute(f"SELECT {', '.join(names)} FROM {table} ORDER BY {order}")

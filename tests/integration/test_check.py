@@ -257,9 +257,28 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
     "two keys for one append": (
         "keys_share_messages",
         [
-            "INSERT INTO keys SELECT stream, principal, 'again', digest, start_messages,"
+            "INSERT INTO keys SELECT NULL, stream, principal, 'again', digest, start_messages,"
             " start_bytes, tail_messages, tail_bytes, closed, position, created_ms, expires_ms,"
             " answer FROM keys WHERE key = 'k1'"
+        ],
+    ),
+    "a key that was used twice": (
+        "key_used_twice",
+        [
+            "INSERT INTO keys SELECT NULL, stream, principal, key, digest, 0, 0, 0, 0, 0,"
+            " position, created_ms, expires_ms, answer FROM keys WHERE key = 'k1'"
+        ],
+    ),
+    "a key that its index does not show": (
+        "key_not_indexed",
+        ["UPDATE key_index SET indexed_to = (SELECT max(id) FROM keys)"],
+    ),
+    "an index that shows another key": (
+        "key_index_wrong",
+        [
+            "UPDATE key_index SET indexed_to = (SELECT max(id) FROM keys)",
+            "INSERT INTO key_places SELECT stream, principal, 'other', id FROM keys"
+            " WHERE key = 'k1'",
         ],
     ),
     "a staged chunk that is gone": (

@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import combinations
 
-from fencepost.store.engine.database import Connection
-
-KeyPlace = tuple[int, str, str]
-"""Where a key is kept: its stream (0: of whole commits), whose it is, and the key itself."""
+from fencepost.store.engine.database import Connection, Row
+from fencepost.store.engine.recentkeys import KeyPlace, RecentKeys
 
 BYTES_MIN = 1 << 17
 BYTES_PER_KEY = 2
@@ -32,6 +30,7 @@ class KeyFilter:
     """What one store knows of its keys. Used on the event loop; pieces are read elsewhere."""
 
     def __init__(self) -> None:
+        self.recent = RecentKeys()
         self._make(0)
 
     def _make(self, keys: int) -> None:
@@ -75,21 +74,30 @@ class KeyFilter:
 
     def learn(self, hashes: Iterable[int], last: KeyPlace | None) -> None:
         """Take in a piece of the keys on disk; `last` is where it ended, None at the end of all."""
-        table, mask = self._table, self._mask
-        for hashed in hashes:
-            table[(hashed >> 6) & mask] |= _PATTERNS[hashed & 63]
-            self._count += 1
+        self._add_all(hashes)
         self._learned_to = last
 
     def begin_again(self, keys: int, kept: Iterable[KeyPlace]) -> None:
-        """Forget everything, and be made for so many keys; those on disk are to be learned.
+        """Forget everything, and be made for so many keys; those in the index are to be learned.
 
-        `kept` are those whose rows are on their way to disk: they may come to lie in a piece that
-        was read before.
+        `kept` are those whose rows are on their way to disk. Like the recent ones, they may come to
+        lie in a piece of the index that was read before.
         """
         self._make(keys)
         for place in kept:
             self.add(place)
+        self._add_all(self.recent.hashes())
+
+    def load(self, rows: Iterable[Row]) -> None:
+        """Take in the keys that are on disk but not in the index."""
+        self.recent.load(rows)
+        self._add_all(self.recent.hashes())
+
+    def _add_all(self, hashes: Iterable[int]) -> None:
+        table, mask = self._table, self._mask
+        for hashed in hashes:
+            table[(hashed >> 6) & mask] |= _PATTERNS[hashed & 63]
+            self._count += 1
 
 
 def read_piece(connection: Connection, after: KeyPlace) -> tuple[list[int], KeyPlace | None]:

@@ -10,7 +10,7 @@ The ledger is a cache with an owner: dropping all of it (`reset`) is how a faile
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Any, Protocol
 
 from fencepost.protocol.appends import Append, Appended, KeyRecord
@@ -21,7 +21,8 @@ from fencepost.protocol.writers import Writer
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.engine import records
 from fencepost.store.engine.database import Connection, Row
-from fencepost.store.engine.keyfilter import KeyFilter, KeyPlace
+from fencepost.store.engine.keyfilter import KeyFilter
+from fencepost.store.engine.recentkeys import KeyPlace
 from fencepost.store.engine.records import (
     CLOSED,
     DELETED,
@@ -94,6 +95,7 @@ class LedgerGroup:
         "key_rows",
         "keys",
         "number",
+        "numbered_keys",
         "parts",
         "producers",
         "rows",
@@ -124,6 +126,9 @@ class LedgerGroup:
         self.updates: list[Row] = []
         self.views: list[tuple[Entry, StreamInfo, int]] = []
         self.key_rows: list[Row] = []
+        # Filled when it is written, where rows of keys are numbered: those that were written
+        # together, and the number that the last of them got.
+        self.numbered_keys: list[tuple[Collection[KeyPlace], int]] = []
         self.counters: Row = ()
 
     def is_empty(self) -> bool:
@@ -168,6 +173,14 @@ class Ledger:
         self.next_position, self.next_stream, self.last_ms = counters
         self.staging.reset()
         self.writers.reset()
+        if self.key_filter is not None:
+            self.key_filter.load(self._connection.fetch("unindexed_keys"))
+
+    def filter_keys(self) -> KeyFilter:
+        """Have a filter of keys, which is to learn those on disk."""
+        self.key_filter = KeyFilter()
+        self.key_filter.load(self._connection.fetch("unindexed_keys"))
+        return self.key_filter
 
     @property
     def cached_count(self) -> int:
@@ -286,7 +299,10 @@ class Ledger:
         kept = self._kept_key(place)
         if kept is not None:
             return kept
-        rows = self._connection.fetch("find_key", place)
+        rows: list[Row] = []
+        if self.key_filter is not None:
+            rows = self.key_filter.recent.find(self._connection, place)
+        rows = rows or self._connection.fetch("find_key", place)
         return records.key_from_row(rows[0]) if rows else None
 
     def _kept_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
@@ -514,6 +530,9 @@ class Ledger:
         """`group` is on disk: readers may see it."""
         self._pending.remove(group)
         self._committed = group.number
+        if self.key_filter is not None:
+            for places, last_id in group.numbered_keys:
+                self.key_filter.recent.add(places, last_id)
         published = []
         for entry, view, state in group.views:
             entry.view = view

@@ -78,22 +78,12 @@ SELECT
     unnest($9::boolean[]), unnest($10::bigint[]), unnest($11::bigint[]), unnest($12::bigint[]),
     unnest($13::bytea[])
 
--- name: sweep_keys
--- Some keys whose time is over. Until it is swept a key counts, whatever the time.
-DELETE FROM keys WHERE (stream, principal, key) IN (
-    SELECT stream, principal, key FROM keys
-    WHERE expires_ms IS NOT NULL AND expires_ms <= $1 ORDER BY expires_ms LIMIT $2
-)
-
 -- name: key_places_after
 SELECT stream, principal, key FROM keys
 WHERE (stream, principal, key) > ($1, $2, $3) ORDER BY stream, principal, key LIMIT $4
 
 -- name: count_keys
 SELECT count(*) FROM keys
-
--- name: any_expired_key
-SELECT 1 FROM keys WHERE expires_ms IS NOT NULL AND expires_ms <= $1 LIMIT 1
 
 -- name: find_part
 SELECT media_type, committed FROM parts WHERE txn = $1 AND part = $2

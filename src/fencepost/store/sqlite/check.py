@@ -31,6 +31,7 @@ from fencepost.store.engine.purges import unpack_runs
 from fencepost.store.engine.records import DELETED, LIVE, TRUNCATED
 from fencepost.store.sql import load_migrations, load_queries
 from fencepost.store.sqlite.check_commits import LargeCommitCheck, check_writers
+from fencepost.store.sqlite.check_keys import KeyCheck
 from fencepost.store.sqlite.check_producers import ProducerCheck
 from fencepost.store.sqlite.check_report import Progress, Report, StreamState, ignore
 from fencepost.store.sqlite.check_rows import RowCheck, json_wrong, lengths_wrong
@@ -377,43 +378,11 @@ class _Checker:
             LargeCommitCheck(self._report, self._connection, QUERIES).run(next_position)
 
     def _check_keys(self) -> None:
-        if "keys" not in self._tables:
-            return
-        for row in self._rows("keys"):
-            self._report.counts["keys"] += 1
-            self._check_key(row)
-        for stream, start_bytes, count in self._rows("keys_sharing_messages"):
-            self._report.add(
-                "keys_share_messages",
-                f"stream {stream}",
-                f"{count} keys stand for the append at byte {start_bytes}",
-            )
-
-    def _check_key(self, row: Row) -> None:
-        stream_id, key, messages, size, tail_messages, tail_bytes, closed, position = row[:8]
-        first_position, version, last_position, end_messages, end_bytes = row[8:]
-        where = f"key {key} of stream {stream_id}"
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            self._report.add("key_without_stream", where, "its stream does not exist")
-            return
-        if tail_bytes == size:
-            if closed and (stream.closed_at is None or position > stream.closed_at):
-                self._report.add("key_without_messages", where, "it closed a stream that is open")
-            return
-        if position <= stream.purged:
-            return
-        if first_position is None or last_position is None:
-            self._report.add("key_without_messages", where, f"nothing begins at byte {size}")
-        elif (version, end_messages, end_bytes) != (messages, tail_messages, tail_bytes):
-            self._report.add(
-                "key_wrong",
-                where,
-                f"says {messages}..{tail_messages} up to byte {tail_bytes}, the log"
-                f" {version}..{end_messages} up to {end_bytes}",
-            )
-        elif position != last_position:
-            self._report.add("key_wrong", where, f"says {position}, the log {last_position}")
+        keys = KeyCheck(self._report, self._rows, self._streams)
+        if "keys" in self._tables:
+            keys.messages()
+        if "key_places" in self._tables:
+            keys.index()
 
     # Subscriptions
 

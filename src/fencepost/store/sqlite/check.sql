@@ -94,6 +94,20 @@ SELECT stream, start_bytes, count(*) FROM keys
 WHERE stream <> 0 AND tail_bytes > start_bytes
 GROUP BY stream, start_bytes HAVING count(*) > 1
 
+-- name: keys_used_twice
+SELECT stream, key, count(*) FROM keys GROUP BY stream, principal, key HAVING count(*) > 1
+
+-- name: keys_without_place
+-- Keys that their index should show, by the number to which it is written, and does not.
+SELECT k.stream, k.key FROM keys k
+LEFT JOIN key_places p ON p.stream = k.stream AND p.principal = k.principal AND p.key = k.key
+WHERE k.id <= (SELECT indexed_to FROM key_index) AND p.id IS NOT k.id
+
+-- name: places_without_key
+SELECT p.stream, p.key, p.id FROM key_places p LEFT JOIN keys k ON k.id = p.id
+WHERE k.id IS NULL OR p.id > (SELECT indexed_to FROM key_index)
+   OR (k.stream, k.principal, k.key) <> (p.stream, p.principal, p.key)
+
 -- name: chunks
 SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks ORDER BY id
 

@@ -31,11 +31,16 @@ RESTART_BUSY_MS_MAX = 20
 BUSY_MS_MAX = 10_000
 """How long a connection waits for a lock that another one of this process holds."""
 
+STATEMENTS_CACHED = 192
+"""Places for prepared statements, of which there are far fewer: every row that `executemany` writes
+takes the next place, in a circle, and puts out whatever was there. With fewer places than a group
+has rows, the statements of each group would be prepared anew."""
+
 PAGE_BYTES = 4096
 """SQLite's default, set nowhere else: what a page of the write-ahead log takes."""
 
 QUERIES: dict[str, str] = {}
-for _file in ("queries", "logs", "lists", "retention", "subscriptions"):
+for _file in ("queries", "keys", "logs", "lists", "retention", "subscriptions"):
     _queries = load_queries("fencepost.store.sqlite", f"{_file}.sql")
     assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"
     QUERIES |= _queries
@@ -78,7 +83,9 @@ def connect(
 ) -> apsw.Connection:
     """A connection with our settings. The writer's makes the file when it is not there."""
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-    connection = apsw.Connection(str(file), flags=flags, vfs=vfs, statementcachesize=64)
+    connection = apsw.Connection(
+        str(file), flags=flags, vfs=vfs, statementcachesize=STATEMENTS_CACHED
+    )
     connection.set_busy_timeout(BUSY_MS_MAX)
     if sys.platform == "darwin":
         # There a plain fsync leaves the data in the drive's cache.

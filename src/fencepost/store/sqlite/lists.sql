@@ -36,8 +36,21 @@ WHERE name >= :first AND name < :last AND (:owner IS NULL OR principal = :owner)
 ORDER BY name LIMIT :limit
 
 -- name: keys_after
+-- The next ones of the index, and the few that are not in it yet.
 SELECT s.path, k.stream, k.principal, k.key, k.start_messages, k.start_bytes, k.position,
        k.created_ms, k.expires_ms
-FROM keys k LEFT JOIN streams s ON s.id = k.stream
-WHERE (k.stream, k.principal, k.key) > (:stream, :principal, :key)
-ORDER BY k.stream, k.principal, k.key LIMIT :limit
+FROM (
+    SELECT id, stream, principal, key FROM (
+        SELECT id, stream, principal, key FROM key_places
+        WHERE (stream, principal, key) > (:stream, :principal, :key)
+        ORDER BY stream, principal, key LIMIT :limit
+    )
+    UNION ALL
+    SELECT id, stream, principal, key FROM keys
+    WHERE id > (SELECT indexed_to FROM key_index)
+      AND (stream, principal, key) > (:stream, :principal, :key)
+    ORDER BY stream, principal, key LIMIT :limit
+) n
+JOIN keys k ON k.id = n.id
+LEFT JOIN streams s ON s.id = k.stream
+ORDER BY k.stream, k.principal, k.key

@@ -39,9 +39,12 @@ INSERT INTO log (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: find_key
+-- A key that is in the index; the newest ones are not, and are known without it.
 SELECT digest, start_messages, start_bytes, tail_messages, tail_bytes, closed, position, created_ms,
        answer
-FROM keys WHERE stream = ? AND principal = ? AND key = ?
+FROM keys WHERE id = (
+    SELECT id FROM key_places WHERE stream = ? AND principal = ? AND key = ?
+)
 
 -- name: save_key
 INSERT INTO keys (
@@ -49,22 +52,12 @@ INSERT INTO keys (
     position, created_ms, expires_ms, answer
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: sweep_keys
--- Some keys whose time is over. Until it is swept a key counts, whatever the time.
-DELETE FROM keys WHERE (stream, principal, key) IN (
-    SELECT stream, principal, key FROM keys
-    WHERE expires_ms IS NOT NULL AND expires_ms <= ? ORDER BY expires_ms LIMIT ?
-)
-
 -- name: key_places_after
-SELECT stream, principal, key FROM keys
+SELECT stream, principal, key FROM key_places
 WHERE (stream, principal, key) > (?, ?, ?) ORDER BY stream, principal, key LIMIT ?
 
 -- name: count_keys
 SELECT count(*) FROM keys
-
--- name: any_expired_key
-SELECT 1 FROM keys WHERE expires_ms IS NOT NULL AND expires_ms <= ? LIMIT 1
 
 -- name: find_part
 SELECT media_type, committed FROM parts WHERE txn = ? AND part = ?
@@ -189,7 +182,8 @@ DELETE FROM large_slices WHERE first NOT IN (SELECT first FROM large_commits)
 DELETE FROM large_slices WHERE first = ?
 
 -- name: purge_keys
-DELETE FROM keys WHERE stream = ?
+DELETE FROM keys WHERE id IN (SELECT id FROM key_places WHERE stream = ?1)
+    OR (id > (SELECT indexed_to FROM key_index) AND stream = ?1)
 
 -- name: find_producer
 SELECT epoch, seq, first, position, updated_ms, principal, claim

@@ -54,7 +54,6 @@ from fencepost.store.engine import reading
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.forking import own_segments
-from fencepost.store.engine.keyfilter import KeyFilter
 from fencepost.store.engine.large import LargeCommit, LargeCommits, is_large
 from fencepost.store.engine.ledger import LedgerGroup
 from fencepost.store.engine.redoing import redo, tell_redone
@@ -100,7 +99,7 @@ class SqliteStore:
         )
         self.decider = Decider(self._lookups, settings, clock.now_ms)
         self.ledger = self.decider.ledger
-        self.keys = self.ledger.key_filter = KeyFilter()
+        self.keys = self.ledger.filter_keys()
         self._holds = self.decider.holds
         self._held = self._holds.all
         self._closing = False

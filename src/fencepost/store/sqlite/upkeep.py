@@ -9,13 +9,15 @@ import apsw
 
 from fencepost.clock import Clock
 from fencepost.store.engine.keyfilter import read_piece
-from fencepost.store.engine.upkeeping import Upkeep
+from fencepost.store.engine.upkeeping import KEYS_PER_SWEEP_MAX, Upkeep
 from fencepost.store.sqlite.database import PAGE_BYTES, SqliteConnection
 from fencepost.store.sqlite.store import SqliteStore
 
 FREE_PAGES_KEPT = 256
 """Free pages that are not worth giving back: the next messages will want them."""
 PAGES_PER_VACUUM_MAX = 1_000
+KEYS_PER_INDEXING = 4_096
+"""Keys that go into their index at once. Writers wait meanwhile, for some milliseconds."""
 
 
 class SqliteUpkeep(Upkeep):
@@ -25,10 +27,11 @@ class SqliteUpkeep(Upkeep):
         super().__init__(store, clock)
         self._file = store
         self._restart_bytes = store.settings.wal_bytes_max
+        self._swept_to = 0
 
     @property
     def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
-        return (*super().jobs, self.vacuum, self.learn_keys)
+        return (*super().jobs, self.vacuum, self.learn_keys, self.index_keys)
 
     async def purge(self) -> int:
         purged = await super().purge()
@@ -83,6 +86,52 @@ class SqliteUpkeep(Upkeep):
             learned += len(hashes)
         return learned
 
+    async def index_keys(self, *, at_least: int = KEYS_PER_INDEXING) -> int:
+        """Put the keys that were used last into the index, if they are enough; how many."""
+        recent = self._file.keys.recent
+        if len(recent) < at_least:
+            return 0
+        recent.begin_indexing()
+        indexed = 0
+        while count := await self._file.between_commits(_index_some):
+            indexed += count
+        recent.end_indexing()
+        return indexed
+
+    async def sweep_keys(self) -> int:
+        """Forget some Idempotency-Keys whose time is over.
+
+        Keys are looked at in the order of their use, a piece at a time, and mostly it is the oldest
+        one that tells that there is nothing to do.
+        """
+        now_ms = self._clock.now_ms()
+        if not await self._is_any_due(self._swept_to, now_ms):
+            if self._swept_to == 0 or not await self._is_any_due(0, now_ms):
+                self._swept_to = 0
+                return 0
+            self._swept_to = 0
+        after = self._swept_to
+        [(last,)] = await self._fetch("last_of_keys_after", after, KEYS_PER_SWEEP_MAX)
+        rows = await self._fetch("expired_keys_between", after, last, now_ms)
+        if rows:
+            ids = [(id_, now_ms) for (id_,) in rows]
+            await self._file.between_commits(partial(_forget_keys, ids))
+        self._swept_to = last
+        return len(rows)
+
+    async def _is_any_due(self, after: int, now_ms: int) -> bool:
+        """Whether keys used after one may be due. Those used after one that is not yet, and that is
+        kept for as long as keys are kept now, are due later still."""
+        rows = await self._fetch("oldest_key_after", after)
+        if not rows:
+            return False
+        [(created_ms, expires_ms)] = rows
+        kept_ms = self._settings.key_retention_s * 1000
+        if expires_ms is None:
+            return kept_ms != 0
+        is_due: bool = expires_ms <= now_ms
+        return is_due or expires_ms != created_ms + kept_ms
+
     async def vacuum(self) -> bool:
         """Give some free pages at the end of the file back; whether there was enough to do."""
         free, total = await self._file.readers.run(_pages)
@@ -90,6 +139,22 @@ class SqliteUpkeep(Upkeep):
             return False
         await self._file.between_commits(_vacuum)
         return True
+
+
+def _index_some(connection: SqliteConnection) -> int:
+    """Put some keys into the index; how many there were."""
+    with connection:
+        [(last,)] = connection.fetch("last_to_index", (KEYS_PER_INDEXING,))
+        if last is None:
+            return 0
+        indexed = connection.execute("index_keys", (last,))
+        connection.execute("mark_indexed", (last,))
+    return indexed
+
+
+def _forget_keys(ids: list[tuple[int, int]], connection: SqliteConnection) -> None:
+    with connection:
+        connection.execute_many("forget_key", ids)
 
 
 def _pages(connection: SqliteConnection) -> tuple[int, int]:
