@@ -2,13 +2,12 @@
 
 Start a server first (`fencepost serve`), then run the cells, or the whole file:
 `FENCEPOST_URL=http://127.0.0.1:4437 python examples/pipeline.py`. What each does is explained in
-docs/guides/pipeline.md.
+docs/guides/pipeline.md. It may be killed at any moment and run again: every order arrives once.
 """
 
 # %% Some orders, each stored once
 import os
 from pathlib import Path
-from tempfile import mkdtemp
 
 import fencepost
 from fencepost.pipeline import session, tables
@@ -18,13 +17,11 @@ URL = os.environ.get("FENCEPOST_URL", "http://127.0.0.1:4437")
 ORDER = "id BIGINT, country STRING, currency STRING, amount DOUBLE"
 
 with fencepost.connect(URL) as client:
-    orders = client.create("shop/orders")
-    with orders.producer("checkout-1") as producer:
-        for number in range(1_000):
-            country, currency = ("DE", "EUR") if number % 3 else ("GB", "GBP")
-            producer.append(
-                {"id": number, "country": country, "currency": currency, "amount": number / 10}
-            )
+    made = []
+    for number in range(1_000):
+        country, currency = ("DE", "EUR") if number % 3 else ("GB", "GBP")
+        made.append({"id": number, "country": country, "currency": currency, "amount": number / 10})
+    client.create("shop/orders").append_many(made, key="the-first-thousand")
 
 # %% Look at them with Spark
 spark = session()
@@ -33,10 +30,10 @@ read = (
     .options(url=URL, stream="shop/orders", format="json", schema=ORDER)
     .load()
 )
-read.select("position", "value.*").show(3)
+read.select("position", "value.*").orderBy("position").show(3)
 
 # %% A query that may be killed: source, transformation, exactly-once sink
-folder = Path(mkdtemp())
+folder = Path("shop-pipeline").absolute()  # kept: the checkpoint in it says where the query is
 rates = spark.createDataFrame([("EUR", 1.0), ("GBP", 1.15)], "currency STRING, rate DOUBLE")
 priced = (
     spark.readStream.format("fencepost")
