@@ -121,7 +121,7 @@ class Term:
     def readers(self) -> PostgresReaders:
         return self.store.readers
 
-    async def decide(self, work: Callable[[Decider], T]) -> T:
+    async def decide(self, work: Callable[[Decider], T], *, reaches: bool = True) -> T:
         """Let `work` decide something, and wait until that is durable."""
         answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
 
@@ -129,7 +129,7 @@ class Term:
             if not answer.done():
                 answer.set_result(outcome)
 
-        self.submit(work, done, reaches=True)
+        self.submit(work, done, reaches=reaches)
         outcome = await answer
         if isinstance(outcome, Failure):
             raise StoreAwayError("the database could not be written to, or another node leads")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from fencepost.clock import Clock
+from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.upkeeping import Upkeep
 from fencepost.store.postgres.aside import LIVES
 from fencepost.store.postgres.database import PostgresConnection
@@ -65,7 +66,10 @@ class PostgresUpkeep(Upkeep):
         )
 
     async def forget_held(self) -> int:
-        """Forget what large commits held whose nodes died."""
+        """Forget large commits whose nodes died, and what they held."""
+        if await self._fetch("large_now") != [(None,)]:
+            # Any turn ends one that is dead, and there may be no other for long.
+            await self._term.decide(_nothing, reaches=False)
         after, forgotten = -1, 0
         while found := await self._fetch("next_holder", LIVES, after):
             [(after, gone)] = found
@@ -78,6 +82,10 @@ def _forget(large: int, connection: PostgresConnection) -> int:
     """Forget some of what a large commit held; how much."""
     found = connection.fetch("release_held", (large, HELD_PER_SWEEP_MAX))
     return found[0][0] if found else 0
+
+
+def _nothing(_decider: Decider) -> None:
+    """To have a turn is all there is to it."""
 
 
 def _save_followed(turn: int, connection: PostgresConnection) -> None:
