@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines import engine as engine
 from tests.integration.raw import Connection, code_of, request
 from tests.serving import ServerProcess
 from tests.unit.server.rawhttp import Reply
