@@ -1,5 +1,6 @@
 """Fixtures that every floor of the tests may ask for."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,13 @@ settings.register_profile(
     "fencepost", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fencepost")
+
+
+# Every JVM that a test starts, however deep below, lives for seconds and sees little: what it does
+# to be fast later is half of what it costs. One of them with a query takes 8 s of CPU so, else 15.
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM)
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,6 @@ HERE = Path(__file__).parent
 # The first test of a run also waits for Spark: 90 seconds were seen on a machine that had ten times
 # more to do than cores.
 TEST_SECONDS_MAX = 300
-# Its data is tiny and its life short: what a JVM does to be fast later costs more than it brings.
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WARNINGS = (
     # PySpark says so of pandas 3, whatever is done with it.
     "ignore:PySpark does not yet fully support pandas:FutureWarning",
@@ -54,7 +52,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         master="local[2,4]",
         conf={
             "spark.ui.port": 0,
-            "spark.driver.extraJavaOptions": JVM,
             "spark.sql.shuffle.partitions": 2,
             "spark.sql.warehouse.dir": str(warehouse),
             "spark.local.dir": str(tmp_path_factory.mktemp("spark")),

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 
 HASH_MASK = (1 << 64) - 1
@@ -34,6 +33,10 @@ def row_sum(payloads: pa.Array) -> RowSum:
     """The sum over an Arrow array of binary payloads."""
     if len(payloads) == 0:
         return NOTHING
+    # Only tasks with rows need it. Spark starts processes for the rest of a write too,
+    # and pandas would be half of what it takes to start them.
+    import pandas as pd  # type: ignore[import-untyped]
+
     # Keyed SipHash in C: the fastest hash of many short texts that the pipeline's own
     # dependencies bring, and the same in every process and on every platform.
     objects = payloads.to_numpy(zero_copy_only=False)
