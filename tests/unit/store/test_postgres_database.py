@@ -159,7 +159,7 @@ def test_a_pipeline_sends_statements_without_waiting_for_each(
         [counters] = writing.fetch("take_turn")
         writing.execute_many("save_part", [part("a"), part("b")])
         writing.send("drop_part", ("t", "a"))
-        writing.send("end_turn", (1, 10, 2, 5, 3, "node", [4, 5], [4], []))
+        writing.send("end_turn", (1, 10, 2, 5, 3, "node", [4, 5], [4], [], True))
         writing.commit()
 
     assert counters[:5] == (0, 0, 1, 0, 1)

@@ -26,11 +26,22 @@ class Writers:
     def __init__(self, connection: Connection, pending: Sequence[WritersGroup]) -> None:
         self._connection = connection
         self._pending = pending
-        self.count = 0
+        self._count: int | None = None
 
     def reset(self) -> None:
-        """Forget everything that is not on disk."""
-        [(self.count,)] = self._connection.fetch("count_writers")
+        """Forget everything that is not on disk; it is counted again when somebody asks."""
+        self._count = None
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        if self._count is None:
+            [(self._count,)] = self._connection.fetch("count_writers")
+        return self._count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count = count
 
     def find(self, name: str) -> Writer | None:
         """A writer by its name."""

@@ -1,9 +1,10 @@
 """The ledger of a node: true for as long as nobody else has had a turn.
 
 A turn begins with the locked row of counters. When it shows that another node has written since
-this one's last turn, everything here is dropped, so no decision stands on what somebody else may
-have changed. What the requests of a turn name is loaded in bulk before they are decided; what was
-looked for and is not there is remembered as well.
+this one's last turn, what that one changed is dropped, or everything when that is not known
+(`others.py`), so no decision stands on what somebody else may have changed. What the requests of a
+turn name is loaded in bulk before they are decided; what was looked for and is not there is
+remembered as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fencepost.store.engine import records
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
 from fencepost.store.postgres import marks
+from fencepost.store.postgres.others import Others
 from fencepost.store.postgres.staged import TurnStaging
 
 KeyPlace = tuple[int, str, str]
@@ -92,6 +94,27 @@ class TurnLedger(Ledger):
         self._absent.clear()
         self._keys.clear()
         super().reset(counters)
+
+    def follow(self, counters: Row, others: Others) -> None:
+        """Drop what other nodes have changed, which is all of this, and take in how it is now."""
+        assert not self._pending, "between two turns nothing is under way"
+        kept = self._by_path, self._by_id
+        self._by_path, self._by_id = {}, {}
+        self.reset(counters)
+        self._by_path, self._by_id = kept
+        stale = set(others.producers)
+        dropped = {}
+        for stream_id in others.changed() & self._by_id.keys():
+            dropped[stream_id] = self._by_id[stream_id]
+            self._drop(dropped[stream_id])
+        for row in others.streams:
+            before = dropped.get(row[0])
+            if before is not None:
+                self.take_in(row).producers = {
+                    producer_id: producer
+                    for producer_id, producer in before.producers.items()
+                    if (row[0], producer_id) not in stale
+                }
 
     # What is missing, and taking it in
 

@@ -28,6 +28,7 @@ for _file in (
     "turns",
     "leading",
     "large",
+    "others",
 ):
     _queries = load_queries("fencepost.store.postgres", f"{_file}.sql")
     assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"

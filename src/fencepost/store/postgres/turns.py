@@ -30,10 +30,12 @@ from fencepost.store.engine.database import Row
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.engine.ledger import LedgerGroup
 from fencepost.store.postgres import marks
+from fencepost.store.postgres.among import Among
 from fencepost.store.postgres.aside import LIVES, Aside
 from fencepost.store.postgres.database import is_away, is_full
 from fencepost.store.postgres.ledger import Needs, TurnLedger
 from fencepost.store.postgres.loading import load
+from fencepost.store.postgres.others import is_listed
 from fencepost.store.postgres.requests import WAITS, Done, Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.writer import WritingConnection
@@ -80,6 +82,7 @@ class Turns:
         self._decider = decider
         assert isinstance(decider.ledger, TurnLedger)
         self._ledger = decider.ledger
+        self._among = Among(decider)
         self._committed = committed
         self._lost = lost
         self._clock_ns = clock_ns
@@ -170,7 +173,8 @@ class Turns:
         on = self._queue[0].on if self._queue else None
         try:
             connection = on or await self._connected()
-            counters = await connection.begin()
+            begin = self._among.begin(connection, self._turn) if on is None else on.begin()
+            counters = await begin
         except psycopg.Error as error:
             await self._away(self._drained() if on is None else self._cut(on), error)
             return
@@ -238,12 +242,9 @@ class Turns:
     async def _decide(
         self, connection: WritingConnection, counters: Row, batch: Sequence[Request]
     ) -> tuple[LedgerGroup, list[tuple[Done, object]]]:
-        turn, next_position, next_stream, last_ms, _, self.now_ms, self.leader, _ = counters
-        if turn != self._turn:
-            # Somebody else has written: what we know may be wrong by now.
-            self.counted.dropped += self._turn != -1
-            self._ledger.reset((next_position, next_stream, last_ms))
-            self._decider.claims.reset()
+        self.now_ms, self.leader = counters[5], counters[6]
+        # When somebody else has written, what we know may be wrong by now.
+        self.counted.dropped += await self._among.catch_up(connection, counters, self._turn)
         needs = Needs()
         for request in batch:
             if request.needs is not None:
@@ -282,8 +283,10 @@ class Turns:
                 sorted(group.created),
                 [view.id for _, view, state in group.views if state != 0],
             )
-            end = (turn, *group.counters, counters[4], self._node, *shape)
             ending = "end_large_turn" if self.ends_large else "end_turn"
+            # Only of a turn by itself it is known what it changed.
+            listed = () if self.ends_large else (not self.more_turns and is_listed(group),)
+            end = (turn, *group.counters, counters[4], self._node, *shape, *listed)
             await connection.write_and_commit(list(statements(group)), end, ending=ending)
         except Exception as error:
             await self._write_failed(connection, batch, outcomes, error)

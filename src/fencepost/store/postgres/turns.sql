@@ -12,13 +12,13 @@ FROM (
 
 -- name: end_turn
 -- The numbers after a turn, and what it changed: turn, next position, next stream, last time, next
--- chunk; then node, streams changed, streams created, streams removed.
+-- chunk; then node, streams changed, streams created, streams removed, whether that is all it changed.
 WITH ended AS (
     UPDATE counters
     SET turn = $1, next_position = $2, next_stream = $3, last_ms = $4, next_chunk = $5
 )
-INSERT INTO turns (turn, node, at_ms, head, streams, created, removed)
-VALUES ($1, $6, $4, $2 - 1, $7::bigint[], $8::bigint[], $9::bigint[])
+INSERT INTO turns (turn, node, at_ms, head, streams, created, removed, listed)
+VALUES ($1, $6, $4, $2 - 1, $7::bigint[], $8::bigint[], $9::bigint[], $10)
 
 -- name: turns_after
 -- Some turns in order, up to so many changed streams: at least one turn, if there is any.

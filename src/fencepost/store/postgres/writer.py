@@ -14,6 +14,7 @@ from psycopg import AsyncRawCursor
 
 from fencepost.store.engine.database import Row, Values
 from fencepost.store.postgres.database import OPTIONS, SERVER, adapt, ends_session, judge, session
+from fencepost.store.postgres.others import Others, Seen, queries
 from fencepost.store.postgres.patience import PatientAsyncConnection
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import Statement, statement
@@ -84,6 +85,16 @@ class WritingConnection:
         [row] = self._wire.rows(taken)
         return row
 
+    async def begin_among(self, seen: Seen) -> tuple[Row, Others]:
+        """The same, and in the same round trip what others have written since."""
+        _, taken, *found = await self._wire.exchange([*_BEGIN, *_others(seen)])
+        [row] = self._wire.rows(taken)
+        return row, Others(*map(self._wire.rows, found))
+
+    async def others(self, seen: Seen) -> Others:
+        """What others have written since, in a turn."""
+        return Others(*map(self._wire.rows, await self._wire.exchange(_others(seen))))
+
     async def rollback(self) -> None:
         """Undo the turn."""
         await self._wire.exchange(_ROLLBACK)
@@ -130,6 +141,10 @@ class WritingConnection:
     async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
         """Wait until somebody notifies, or for so long: what was said since the last time."""
         return await self._wire.wait_for_notification(timeout_s)
+
+
+def _others(seen: Seen) -> list[Parcel]:
+    return [packed(statement(name).text, values) for name, values in queries(seen)]
 
 
 def _parcels(found: Statement, rows: Sequence[Row]) -> list[Parcel]:
