@@ -250,7 +250,9 @@ def decide_append(
         refused = _out_of_sequence(producer, claim)
         if refused is not None:
             return refused
-    if request.conditions is not None:
+    if request.conditions is not None and (
+        conditions.if_match is not None or conditions.if_empty or conditions.producer_if is not None
+    ):
         unmet = _unmet(stream, producer, conditions)
         if unmet is not None:
             return unmet

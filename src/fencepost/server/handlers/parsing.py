@@ -257,20 +257,21 @@ def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
     if key is not None and _OTHER_CONDITIONS.isdisjoint(headers):
         # A key alone is what most requests with conditions have.
         return Conditions(key=_key(key, limits))
-    if_empty = _only_star(headers.get(b"if-none-match"))
+    if_empty = b"if-none-match" in headers and _only_star(headers[b"if-none-match"])
     create_as = None
-    if if_empty or is_true(request, b"stream-auto-create"):
+    if if_empty or (b"stream-auto-create" in headers and is_true(request, b"stream-auto-create")):
         create_as = content_type(request, limits)
         if create_as is None:
             raise bad(
                 "content_type_missing", "an append that may make a stream needs a Content-Type"
             )
+    if_match = headers.get(b"if-match")
     conditions = Conditions(
-        if_match=_if_match(headers.get(b"if-match")),
+        if_match=None if if_match is None else _if_match(if_match),
         if_empty=if_empty,
         create_as=create_as,
         producer_if=producer_if(headers.get(b"producer-if")),
-        strict=is_true(request, b"producer-strict"),
+        strict=b"producer-strict" in headers and is_true(request, b"producer-strict"),
         key=None if key is None else _key(key, limits),
     )
     if conditions.producer_if is not None and b"producer-id" not in headers:
@@ -280,17 +281,13 @@ def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
     return None if conditions == NO_CONDITIONS else conditions
 
 
-def _only_star(value: bytes | None) -> bool:
-    if value is None:
-        return False
+def _only_star(value: bytes) -> bool:
     if value != b"*":
         raise bad("if_none_match_invalid", "on an append If-None-Match can only be *")
     return True
 
 
-def _if_match(value: bytes | None) -> Offset | Literal["*"] | None:
-    if value is None:
-        return None
+def _if_match(value: bytes) -> Offset | Literal["*"]:
     if value == b"*":
         return "*"
     if len(value) > 2 and value[:1] == b'"' and value[-1:] == b'"':

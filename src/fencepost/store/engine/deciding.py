@@ -166,7 +166,9 @@ class Decider:
         producer = None if claim is None else self.ledger.find_producer(entry, claim.id)
         key = None
         if conditions is not None and conditions.key is not None:
-            key = self.ledger.find_key((entry.stream.id, request.principal, conditions.key))
+            actor = request.actor
+            owner = "" if actor is None else actor.name
+            key = self.ledger.find_key((entry.stream.id, owner, conditions.key))
         outcome = decide_append(
             entry.stream,
             producer,

@@ -423,22 +423,9 @@ class Ledger:
             sent = NO_PRODUCER
         conditions = request.conditions
         if conditions is not None and conditions.key is not None:
-            place = (stream.id, request.principal, conditions.key)
-            retention_ms = self.key_retention_ms
-            # As a row at once: what it says is asked for only by the few that come again.
-            group.keys[place] = (
-                *place,
-                request.digest,
-                *outcome.start,
-                *outcome.tail,
-                outcome.closed,
-                outcome.position,
-                now_ms,
-                None if retention_ms is None else now_ms + retention_ms,
-                None,
-            )
-            if self.key_filter is not None:
-                self.key_filter.add(place)
+            actor = request.actor
+            place = (stream.id, "" if actor is None else actor.name, conditions.key)
+            self._keep_key(group, place, request.digest, outcome, now_ms)
         if request.seq is not None:
             stream.seq = request.seq
         if outcome.closed:
@@ -469,6 +456,38 @@ class Ledger:
         retention_ms = self.key_retention_ms
         expires_ms = None if retention_ms is None else record.created_ms + retention_ms
         group.keys[place] = records.key_columns(*place, record, answer, expires_ms)
+        if self.key_filter is not None:
+            self.key_filter.add(place)
+
+    def _keep_key(
+        self,
+        group: LedgerGroup,
+        place: KeyPlace,
+        digest: bytes,
+        outcome: Appended,
+        now_ms: int,
+    ) -> None:
+        """The same for the key of an append. Its row is made at once, value by value: what it says
+        is asked for only by the few that come again, and this is done for each."""
+        stream_id, principal, key = place
+        start_messages, start_bytes = outcome.start
+        tail_messages, tail_bytes = outcome.tail
+        retention_ms = self.key_retention_ms
+        group.keys[place] = (
+            stream_id,
+            principal,
+            key,
+            digest,
+            start_messages,
+            start_bytes,
+            tail_messages,
+            tail_bytes,
+            outcome.closed,
+            outcome.position,
+            now_ms,
+            None if retention_ms is None else now_ms + retention_ms,
+            None,
+        )
         if self.key_filter is not None:
             self.key_filter.add(place)
 
