@@ -77,7 +77,8 @@ from fencepost.store.engine.database import Connection
 from fencepost.store.engine.drafts import Draft
 from fencepost.store.engine.forking import fork_point, is_place
 from fencepost.store.engine.holds import Holds
-from fencepost.store.engine.ledger import COMMITS, NO_PRODUCER, Entry, Ledger, LedgerGroup
+from fencepost.store.engine.keyledger import COMMITS
+from fencepost.store.engine.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
 from fencepost.store.engine.records import CLOSED, EXPIRED, REMOVED
 from fencepost.store.settings import StoreSettings
 

@@ -41,7 +41,8 @@ from fencepost.store.engine.copies import CommitLedger, LedgerCopy, Numbers
 from fencepost.store.engine.database import Connection
 from fencepost.store.engine.deciding import Counts, Decider
 from fencepost.store.engine.drafts import Draft
-from fencepost.store.engine.ledger import COMMITS, Ledger, LedgerGroup
+from fencepost.store.engine.keyledger import COMMITS
+from fencepost.store.engine.ledger import Ledger, LedgerGroup
 from fencepost.store.engine.redoing import CERTAIN
 from fencepost.store.engine.slices import slice_of
 

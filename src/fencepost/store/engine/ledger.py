@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container
 from typing import Any, Protocol
 
-from fencepost.protocol.appends import Append, Appended, KeyRecord
+from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
@@ -21,7 +21,7 @@ from fencepost.protocol.writers import Writer
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.engine import records
 from fencepost.store.engine.database import Connection, Row
-from fencepost.store.engine.keyfilter import KeyFilter
+from fencepost.store.engine.keyledger import KeyLedger
 from fencepost.store.engine.recentkeys import KeyPlace
 from fencepost.store.engine.records import (
     CLOSED,
@@ -35,8 +35,6 @@ from fencepost.store.engine.staging import ROW_BYTES, Changes, Staging
 from fencepost.store.engine.writers import Writers
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
-COMMITS = 0
-"""The stream id under which the keys of whole commits are kept; no stream has it."""
 NO_DATA: tuple[Any, ...] = (None, None, None)
 
 
@@ -135,7 +133,7 @@ class LedgerGroup:
         return not (self.entries or self.rows or self.statements)
 
 
-class Ledger:
+class Ledger(KeyLedger):
     """The decided state. Its methods are called on the event loop only."""
 
     def __init__(
@@ -146,8 +144,8 @@ class Ledger:
         producers_max: int,
         key_retention_ms: int | None = None,
     ) -> None:
-        self._connection = connection
-        self.key_retention_ms = key_retention_ms
+        self._pending: list[LedgerGroup] = []
+        super().__init__(connection, self._pending, key_retention_ms)
         self._streams_max = streams_max
         self._producers_max = producers_max
         self._by_path: dict[str, Entry] = {}
@@ -155,10 +153,7 @@ class Ledger:
         self._groups = 0
         self._committed = 0
         self.next_position = self.next_stream = self.last_ms = 0
-        self._pending: list[LedgerGroup] = []
         self.staging = Staging(connection, self._pending)
-        self.key_filter: KeyFilter | None = None
-        """Tells most new keys from used ones without a look at the disk, where there is one."""
         self.writers = Writers(connection, self._pending)
         self.reset()
 
@@ -173,14 +168,7 @@ class Ledger:
         self.next_position, self.next_stream, self.last_ms = counters
         self.staging.reset()
         self.writers.reset()
-        if self.key_filter is not None:
-            self.key_filter.load(self._connection.fetch("unindexed_keys"))
-
-    def filter_keys(self) -> KeyFilter:
-        """Have a filter of keys, which is to learn those on disk."""
-        self.key_filter = KeyFilter()
-        self.key_filter.load(self._connection.fetch("unindexed_keys"))
-        return self.key_filter
+        self.reset_keys()
 
     @property
     def cached_count(self) -> int:
@@ -280,42 +268,6 @@ class Ledger:
             if stream_id == entry.stream.id
         }
         entry.producers = {key: entry.producers[key] for key in pending}
-
-    def find_key(self, place: KeyPlace) -> KeyRecord | None:
-        """What an Idempotency-Key of a stream and a principal stands for."""
-        if self.key_filter is not None and self.key_filter.is_new(place):
-            return None
-        found = self._find_key(place)
-        return None if found is None else found[0]
-
-    def find_commit_key(self, principal: str, key: str) -> tuple[KeyRecord, bytes] | None:
-        """What the key of a whole commit stands for, and what was answered."""
-        place = (COMMITS, principal, key)
-        if self.key_filter is not None and self.key_filter.is_new(place):
-            return None
-        return self._find_key(place)
-
-    def _find_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
-        kept = self._kept_key(place)
-        if kept is not None:
-            return kept
-        rows: list[Row] = []
-        if self.key_filter is not None:
-            rows = self.key_filter.recent.find(self._connection, place)
-        rows = rows or self._connection.fetch("find_key", place)
-        return records.key_from_row(rows[0]) if rows else None
-
-    def _kept_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
-        """A key whose row is not on disk yet."""
-        for group in self._pending:
-            row = group.keys.get(place)
-            if row is not None:
-                return records.key_from_columns(row)
-        return None
-
-    def kept_keys(self) -> list[KeyPlace]:
-        """The keys whose rows are not on disk yet."""
-        return [place for group in self._pending for place in group.keys]
 
     # Deciding: each of these changes the ledger and the open group together
 
@@ -425,7 +377,7 @@ class Ledger:
         if conditions is not None and conditions.key is not None:
             actor = request.actor
             place = (stream.id, "" if actor is None else actor.name, conditions.key)
-            self._keep_key(group, place, request.digest, outcome, now_ms)
+            self.keep_append_key(group, place, request.digest, outcome, now_ms)
         if request.seq is not None:
             stream.seq = request.seq
         if outcome.closed:
@@ -444,52 +396,6 @@ class Ledger:
         group.statements.append(("insert_truncation", values))
         self.mark(group, entry, TRUNCATED, at=first)
         self.touch(group, entry)
-
-    def keep_key(
-        self,
-        group: LedgerGroup,
-        place: KeyPlace,
-        record: KeyRecord,
-        answer: bytes = b"",
-    ) -> None:
-        """Remember what the key of a commit was used for, in the transaction of the commit."""
-        retention_ms = self.key_retention_ms
-        expires_ms = None if retention_ms is None else record.created_ms + retention_ms
-        group.keys[place] = records.key_columns(*place, record, answer, expires_ms)
-        if self.key_filter is not None:
-            self.key_filter.add(place)
-
-    def _keep_key(
-        self,
-        group: LedgerGroup,
-        place: KeyPlace,
-        digest: bytes,
-        outcome: Appended,
-        now_ms: int,
-    ) -> None:
-        """The same for the key of an append. Its row is made at once, value by value: what it says
-        is asked for only by the few that come again, and this is done for each."""
-        stream_id, principal, key = place
-        start_messages, start_bytes = outcome.start
-        tail_messages, tail_bytes = outcome.tail
-        retention_ms = self.key_retention_ms
-        group.keys[place] = (
-            stream_id,
-            principal,
-            key,
-            digest,
-            start_messages,
-            start_bytes,
-            tail_messages,
-            tail_bytes,
-            outcome.closed,
-            outcome.position,
-            now_ms,
-            None if retention_ms is None else now_ms + retention_ms,
-            None,
-        )
-        if self.key_filter is not None:
-            self.key_filter.add(place)
 
     def slide(self, entry: Entry, now_ms: int) -> bool:
         """Restart the time to live; true when what is stored no longer covers it."""
@@ -549,9 +455,7 @@ class Ledger:
         """`group` is on disk: readers may see it."""
         self._pending.remove(group)
         self._committed = group.number
-        if self.key_filter is not None:
-            for places, last_id in group.numbered_keys:
-                self.key_filter.recent.add(places, last_id)
+        self.keys_committed(group)
         published = []
         for entry, view, state in group.views:
             entry.view = view
