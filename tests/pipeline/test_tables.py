@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "delta")
 USER = "name string, age int"
+FEW = {"buckets": 2}
+"""Every bucket is a task, and two are as many as eight to a test."""
 
 
 def _users(count: int, *, begin: int = 0) -> list[state.Change]:
@@ -49,8 +51,12 @@ def _names(spark: SparkSession, place: Path) -> dict[str, str]:
     return {row.key: row.name for row in tables.read(spark, place, "user").collect()}
 
 
+def _backfill(spark: SparkSession, place: Path, **options: Any) -> tables.Reached:
+    return tables.backfill(spark, place, **{**FEW, **options})
+
+
 def _follow_to_the_end(spark: SparkSession, place: Path, **options: Any) -> None:
-    query = tables.follow(spark, place, trigger={"availableNow": True}, **options)
+    query = tables.follow(spark, place, trigger={"availableNow": True}, **{**FEW, **options})
     query.awaitTermination(240)
     error = query.exception()
     assert error is None, error
@@ -74,7 +80,7 @@ def test_a_table_holds_what_the_client_materializes(
         ],
     )
 
-    reached = tables.backfill(
+    reached = _backfill(
         spark,
         tmp_path,
         stream=path,
@@ -108,7 +114,7 @@ def test_a_backfill_in_pieces_and_a_query_that_follows_give_equal_tables(
     for piece in (first, then):
         _fill(server, path, piece)
         _follow_to_the_end(spark, followed, stream=path, format=format, options=options)
-    tables.backfill(spark, filled, stream=path, format=format, options=options, rows_per_commit=11)
+    _backfill(spark, filled, stream=path, format=format, options=options, rows_per_commit=11)
 
     assert _rows(spark, followed) == _rows(spark, filled)
     assert {row[1] for row in _rows(spark, filled)} == {"u2", "u4", "u5", "u20", "u21", "u22"}
@@ -125,7 +131,7 @@ def test_a_snapshot_that_ended_takes_away_what_did_not_come_in_it(
         [*_users(6), state.snapshot_start(), *_users(2, begin=4), state.snapshot_end()],
     )
 
-    tables.backfill(spark, tmp_path, stream=path, options={"url": server.url}, rows_per_commit=3)
+    _backfill(spark, tmp_path, stream=path, options={"url": server.url}, rows_per_commit=3)
 
     assert {row[1] for row in _rows(spark, tmp_path)} == {"u4", "u5"}
 
@@ -135,12 +141,12 @@ def test_a_stream_that_was_made_again_begins_with_no_rows(
 ) -> None:
     path = "tables/again"
     _fill(server, path, _users(5))
-    tables.backfill(spark, tmp_path, stream=path, options={"url": server.url})
+    _backfill(spark, tmp_path, stream=path, options={"url": server.url})
     with fencepost.connect(server.url) as client:
         client.stream(path).delete()
     _fill(server, path, _users(1, begin=7))
 
-    tables.backfill(spark, tmp_path, stream=path, options={"url": server.url})
+    _backfill(spark, tmp_path, stream=path, options={"url": server.url})
 
     assert {row[1] for row in _rows(spark, tmp_path)} == {"u7"}
 
@@ -161,11 +167,11 @@ def test_rows_of_any_streams_are_appended_with_the_columns_of_their_values(
         "schema": "shop string, total long",
         "options": options,
     }
-    tables.backfill(spark, tmp_path, **settings)
+    _backfill(spark, tmp_path, **settings)
     _fill(server, f"tables/rows-{format}/a", [{"total": 5, "shop": "a"}, "no object"])
 
     _follow_to_the_end(spark, tmp_path, **settings)
-    tables.backfill(spark, tmp_path, **settings)
+    _backfill(spark, tmp_path, **settings)
 
     found = tables.read(spark, tmp_path).orderBy("stream", "version").collect()
     assert [(row.shop, row.total) for row in found[:7]] == [
@@ -196,12 +202,12 @@ def test_a_table_is_one_thing_and_refuses_to_become_another(
 ) -> None:
     path = "tables/one-thing"
     _fill(server, path, _users(1))
-    tables.backfill(spark, tmp_path, stream=path, options={"url": server.url})
+    _backfill(spark, tmp_path, stream=path, options={"url": server.url})
 
     with pytest.raises(TableError, match="made with another match and streams"):
-        tables.backfill(spark, tmp_path, match="tables/*", options={"url": server.url})
+        _backfill(spark, tmp_path, match="tables/*", options={"url": server.url})
     with pytest.raises(TableError, match="columns that the table has itself: version"):
-        tables.backfill(spark, tmp_path / "other", stream=path, types={"user": "version int"})
+        _backfill(spark, tmp_path / "other", stream=path, types={"user": "version int"})
     with pytest.raises(TableError, match="say which one \\(user\\)"):
         tables.read(spark, tmp_path)
 
@@ -211,10 +217,10 @@ def test_a_table_of_another_server_is_refused(
 ) -> None:
     path, options = "tables/elsewhere", {"url": server.url}
     _fill(server, path, _users(1))
-    tables.backfill(spark, tmp_path / "tables", stream=path, options=options)
+    _backfill(spark, tmp_path / "tables", stream=path, options=options)
 
     with ServerProcess(tmp_path / "data") as other, pytest.raises(DataLossError, match="another"):
-        tables.backfill(spark, tmp_path / "tables", stream=path, options={"url": other.url})
+        _backfill(spark, tmp_path / "tables", stream=path, options={"url": other.url})
 
 
 def test_vacuum_removes_old_files_and_leaves_the_table(
@@ -222,9 +228,7 @@ def test_vacuum_removes_old_files_and_leaves_the_table(
 ) -> None:
     path = "tables/vacuum"
     _fill(server, path, _users(30))
-    tables.backfill(
-        spark, tmp_path, stream=path, options={"url": server.url}, rows_per_commit=10, buckets=2
-    )
+    _backfill(spark, tmp_path, stream=path, options={"url": server.url}, rows_per_commit=10)
     before, named = _rows(spark, tmp_path), len(list(tmp_path.rglob("*.parquet")))
 
     removed = tables.vacuum(tmp_path, keep_versions=1, unnamed_seconds=0)
@@ -248,12 +252,12 @@ def committed(*_):
         return
     started.append(True)
     query = tables.follow(spark, followed, stream=path, format="parquet",
-        options={"url": url, "maxRowsPerTrigger": 50})
+        buckets=2, options={"url": url, "maxRowsPerTrigger": 50})
     while not query.lastProgress:
         query.awaitTermination(0.1)
     print("committed", flush=True)
 tables.backfill(spark, filled, stream=path, format="delta", options={"url": url},
-    rows_per_commit=50, on_commit=committed)
+    buckets=2, rows_per_commit=50, on_commit=committed)
 """
 
 
@@ -276,9 +280,9 @@ def test_runs_killed_in_the_middle_and_run_again_give_equal_tables(
         child.wait()
         child.stdout.close()
     stopped_at = [tables.position(place) for place in (filled, followed)]
-    tables.backfill(spark, filled, stream=path, format="delta", options=options)
+    _backfill(spark, filled, stream=path, format="delta", options=options)
     _follow_to_the_end(spark, followed, stream=path, format="parquet", options=options)
-    tables.backfill(spark, whole, stream=path, options=options)
+    _backfill(spark, whole, stream=path, options=options)
 
     expected = _rows(spark, whole)
     assert len(expected) == 10 * 39
