@@ -130,6 +130,10 @@ class Feed:
             for until, waiting in self._waiting:
                 if until <= self.seen and not waiting.done():
                     waiting.set_result(None)
+            # What came since has sent a notification that was not looked at yet.
+            streams_count = sum(len(turn.streams) for turn in turns)
+            if len(turns) < TURNS_PER_LOOK_MAX and streams_count < STREAMS_PER_LOOK_MAX:
+                return
 
     async def _tell(self, connection: WritingConnection, turns: Sequence[Turn]) -> None:
         ids = {stream for turn in turns for stream in turn.streams}
