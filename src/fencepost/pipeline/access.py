@@ -1,4 +1,6 @@
-"""Who may read: asked before a query begins, because what may not be read simply does not come.
+"""Whether a server can be read from, found out before a query begins.
+
+What may not be read simply does not come.
 
 A server narrows its log to what a principal may see. A query over a stream that it may not read
 would be quietly empty, for ever; so it is refused here, in words that name the stream.
@@ -6,13 +8,41 @@ would be quietly empty, for ever; so it is refused here, in words that name the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fencepost.client.errors import ForbiddenError, GoneError, NotFoundError, UnauthorizedError
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    FencepostError,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    UnauthorizedError,
+)
+from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
+from fencepost.pipeline.connection import Connection
 from fencepost.pipeline.errors import AccessError
 from fencepost.pipeline.selecting import Selection
+
+log = logging.getLogger(__name__)
+
+
+def say_if_away(connection: Connection) -> None:
+    """Warn of a server that does not answer: minutes of patience look like a query that hangs."""
+    with connection.client(retries=NO_RETRIES) as client:
+        try:
+            client.log_head()
+        except ConnectionFailedError as error:
+            warn_of_waiting(connection, error)
+        except FencepostError as error:
+            log.debug("what is asked for next will say it better: %s", error)
+
+
+def warn_of_waiting(connection: Connection, error: Exception) -> None:
+    """What is said before a patient attempt."""
+    log.warning("%s: trying again for %g s (retryTimeoutMs)", error, connection.retry_seconds)
 
 
 def check_readable(client: Client, selection: Selection) -> None:

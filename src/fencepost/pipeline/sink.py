@@ -30,6 +30,7 @@ from fencepost.client.errors import (
 )
 from fencepost.client.results import WriterInfo
 from fencepost.client.settings import NO_RETRIES
+from fencepost.pipeline.access import warn_of_waiting
 from fencepost.pipeline.plainly import plainly
 from fencepost.pipeline.sink_chunks import Chunk, Chunks
 from fencepost.pipeline.sink_commit import TaskWritten, abort_written, commit_written
@@ -186,7 +187,10 @@ def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
             ) from None
         except (UnauthorizedError, ForbiddenError):
             raise
-        except (ConnectionFailedError, ResponseError):
+        except ConnectionFailedError as error:
+            warn_of_waiting(options.connection, error)
+            return None
+        except ResponseError:
             return None
 
 

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from fencepost.client.errors import BadRequestError
 from fencepost.client.sync import Client
-from fencepost.pipeline.access import access_explained, check_readable
+from fencepost.pipeline.access import access_explained, check_readable, say_if_away
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.filters import Narrowing, narrowed
 from fencepost.pipeline.plainly import plainly, rows_plainly
@@ -46,6 +46,7 @@ class Reader(DataSourceReader):
         selection = self._narrowing.selection
         if selection.nothing:
             return []
+        say_if_away(self._options.connection)
         with self._options.connection.client() as client, access_explained():
             check_readable(client, selection)
             asked = self._range(client)

@@ -34,7 +34,7 @@ from fencepost.client.errors import BadRequestError, ConnectionFailedError, Resp
 from fencepost.client.results import Plan
 from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
-from fencepost.pipeline.access import access_explained, check_readable
+from fencepost.pipeline.access import access_explained, check_readable, say_if_away
 from fencepost.pipeline.plainly import plainly, rows_plainly
 from fencepost.pipeline.planning import Range
 from fencepost.pipeline.reading import beyond_head_error, pruned_error, read_range, skipped
@@ -91,6 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note where the log ends now: the query reads to there and stops."""
+        say_if_away(self._options.connection)
         with access_explained():
             self._target = self._asking().log_head()
 
@@ -99,6 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends; `start` itself when there is nothing to read."""
         with access_explained():
             if not self._checked:
+                say_if_away(self._options.connection)
                 check_readable(self._asking(), self._options.selection)
                 self._checked = True
             return self._latest(start, limit)
