@@ -111,9 +111,21 @@ def database(postgres_dsn: str) -> Database:
 @pytest.fixture(params=["leader", "follower"])
 def pair(request: pytest.FixtureRequest, postgres_dsn: str) -> Iterator[tuple[Node, Node]]:
     """The node that dies, which leads or does not, and another one."""
-    with nodes(postgres_dsn, 2, IMPATIENT) as (leader, follower):
+    yield from _pair(postgres_dsn, request.param)
+
+
+@pytest.fixture(params=["leader", "follower"])
+def impatient(request: pytest.FixtureRequest, postgres_dsn: str) -> Iterator[tuple[Node, Node]]:
+    """The same, and the database does not wait long for either."""
+    yield from _pair(postgres_dsn, request.param, IMPATIENT)
+
+
+def _pair(
+    dsn: str, dying: str, environment: dict[str, str] | None = None
+) -> Iterator[tuple[Node, Node]]:
+    with nodes(dsn, 2, environment) as (leader, follower):
         appended(leader, STOP, 0)
-        yield (leader, follower) if request.param == "leader" else (follower, leader)
+        yield (leader, follower) if dying == "leader" else (follower, leader)
 
 
 def whole_or_not(
@@ -193,6 +205,24 @@ def test_a_node_that_dies_in_front_of_the_commit_itself_leaves_nothing(
     whole_or_not(database, postgres_dsn, left, happened=False)
 
 
+def test_a_node_that_dies_in_the_commit_itself_leaves_all_of_it_or_nothing(
+    pair: tuple[Node, Node], database: Database, postgres_dsn: str
+) -> None:
+    dying, left = pair
+    with database.stopping(STOP) as stop:
+        sent = commit(dying)
+        until(database.waits_for_a_stream, "half of it is written")
+        with database.locked("SELECT 1 FROM large_commits FOR UPDATE"):
+            stop.rollback()
+            until(database.is_in_its_commit, "its COMMIT is under way")
+            dying.kill()
+    assert sent.done() is None
+
+    until(lambda: database.large() is None, "it is over")
+    happened = committed(database) > 0
+    whole_or_not(database, postgres_dsn, left, happened=happened)
+
+
 def test_a_large_commit_that_was_answered_survives_its_node(
     pair: tuple[Node, Node], database: Database, postgres_dsn: str
 ) -> None:
@@ -205,9 +235,9 @@ def test_a_large_commit_that_was_answered_survives_its_node(
 
 
 def test_a_node_that_freezes_while_it_writes_a_large_commit_is_not_waited_for(
-    pair: tuple[Node, Node], database: Database, postgres_dsn: str
+    impatient: tuple[Node, Node], database: Database, postgres_dsn: str
 ) -> None:
-    frozen, left = pair
+    frozen, left = impatient
     with database.stopping(STOP):
         sent = commit(frozen)
         until(database.waits_for_a_stream, "half of it is written")

@@ -20,6 +20,7 @@ from fencepost.protocol.commits import Commit, CommitItem, Part
 from fencepost.protocol.limits import Limits
 from fencepost.store.contract import Chunk, StreamInfo
 from fencepost.store.engine.logs import SqlLogs
+from fencepost.store.postgres.aside import LIVES
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
 from tests.contract.subject import batch_of
@@ -117,18 +118,30 @@ class Database:
         return None if number is None else int(number)
 
     def waits_for_a_stream(self) -> bool:
-        """Whether a large commit waits for the row of a stream, or for its turn."""
-        return self._waits("streams")
+        """Whether a large commit waits for the row of a stream."""
+        return self._session("wait_event_type = 'Lock' AND query LIKE '%FROM streams%'")
 
     def waits_for_its_turn(self) -> bool:
-        return self._waits("counters")
+        """Whether a large commit has written everything, and waits for the turn to end in: in the
+        database, or in its node behind others who wait there."""
+        return self._session(
+            "wait_event_type = 'Lock' AND query LIKE '%FROM counters%'"
+            " OR state = 'idle in transaction'"
+            " AND state_change < clock_timestamp() - interval '1 second'"
+        )
 
-    def _waits(self, table: str) -> bool:
+    def is_in_its_commit(self) -> bool:
+        """Whether a large commit has its turn, and waits there for its own mark in the log."""
+        return self._session(
+            "wait_event_type = 'Lock' AND query LIKE '%DELETE FROM large_commits%'"
+        )
+
+    def _session(self, condition: str) -> bool:
+        """Whether this holds for the session of a large commit."""
         return bool(
             self.rows(
-                "SELECT 1 FROM pg_stat_activity a JOIN pg_locks l USING (pid)"
-                " WHERE l.locktype = 'advisory' AND l.classid = 1818325607"
-                f" AND a.wait_event_type = 'Lock' AND a.query LIKE '%FROM {table}%'"
+                "SELECT 1 FROM pg_stat_activity JOIN pg_locks USING (pid)"
+                f" WHERE locktype = 'advisory' AND classid = {LIVES} AND ({condition})"
             )
         )
 
@@ -136,7 +149,7 @@ class Database:
         """The session of the large commit is ended, as when its node dies."""
         self.rows(
             "SELECT pg_terminate_backend(pid) FROM pg_locks"
-            " WHERE locktype = 'advisory' AND classid = 1818325607 AND mode = 'ExclusiveLock'"
+            f" WHERE locktype = 'advisory' AND classid = {LIVES} AND mode = 'ExclusiveLock'"
         )
 
     @contextlib.contextmanager
