@@ -315,8 +315,9 @@ class LargeCommit:
         return CommittedInSlices(outcome.answer)
 
     def _give_up(self, decision: TurnDecision, _decider: Decider) -> Decided | CommitOutcome:
-        """In a turn of this node: nothing of it happens, and it is over."""
-        self._end(_decider)
+        """In a turn of this node, when its transaction is undone: it is over."""
+        if self._turns.large == self._number:
+            self._turns.ends_large = True
         return decision.conclude()
 
     def _conclude(self, decision: TurnDecision, decider: Decider) -> Decided | CommitOutcome:
@@ -338,20 +339,23 @@ class LargeCommit:
 
     # The end of it
 
-    def _end(self, _decider: Decider) -> None:
-        if self._turns.large == self._number:
-            self._turns.ends_large = True
-
     async def _cleared(self, outcome: CommitOutcome | Failure) -> None:
         """See to it that nobody waits for a commit that came to nothing."""
         if not self._is_under_way or self._session is None:
             return
-        # Undone for certain, or committed for certain, before the next turn of anybody.
+        # What it has locked is free when its session is gone, and not before.
         await self._session.close()
         try:
-            await self._turn(self._end)
+            for _ in range(LOOKS_MAX):
+                if await self._turn(self._is_over):
+                    return
+                await asyncio.sleep(LOOK_S)
         except _StoppedError:
-            log.warning("a large commit was not cleared away after %s: others will", outcome)
+            pass
+        log.warning("a large commit was not cleared away after %s: others will", outcome)
+
+    def _is_over(self, _decider: Decider) -> bool:
+        return self._turns.ends_large or self._turns.large != self._number
 
     async def _cleaned(self) -> None:
         session = self._session
