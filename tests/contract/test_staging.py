@@ -20,6 +20,7 @@ from fencepost.protocol.commits import (
 )
 from fencepost.protocol.offsets import START, Offset
 from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
+from fencepost.store.engine import upkeeping
 from fencepost.store.engine.upkeeping import Upkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
@@ -345,6 +346,53 @@ async def test_an_abandoned_part_expires_and_a_committed_one_does_not(subject: S
     assert await subject.content("s") == b"xw"
     # The name is free again.
     assert await ask_stage(subject, "abandoned", b"other") == Staged(1, 5, repeated=False)
+
+
+async def test_a_committed_part_is_forgotten_when_its_data_is_gone_and_its_time_over(
+    subject: Subject,
+) -> None:
+    upkeep = _upkeep(subject)
+    for name, path in (("kept", "kept"), ("gone", "gone")):
+        await ask_stage(subject, name, b"x")
+        await ask_commit(subject, item(path, parts=(name,), creates=True))
+    await ask_stage(subject, "waits", b"x")
+    await subject.delete("gone")
+    subject.clock.advance(7 * DAY_MS)
+    await upkeep.purge()
+
+    assert await upkeep.forget_parts() == 0, "the data is gone, its time is not over"
+    subject.clock.advance(DAY_MS)
+    assert await upkeep.forget_parts() == 1
+    assert await upkeep.forget_parts() == 0
+
+    refused = await ask_commit(subject, item("kept", parts=("kept",)))
+    assert isinstance(refused, CommitRefused)
+    assert isinstance(refused.outcome, PartUsed)
+    missing = CommitRefused(0, PartMissing(Part("t", "gone")))
+    assert await ask_commit(subject, item("kept", parts=("gone",))) == missing
+    assert await ask_stage(subject, "waits", b"x") == Staged(1, 1, repeated=True)
+    assert await subject.content("kept") == b"x"
+
+
+async def test_used_parts_are_looked_at_piece_by_piece_and_then_again(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeeping, "PARTS_PER_LOOK_MAX", 2)
+    upkeep = _upkeep(subject)
+    for number in range(5):
+        await ask_stage(subject, f"p{number}", b"x")
+        await ask_commit(subject, item(f"s{number}", parts=(f"p{number}",), creates=True))
+    for number in (0, 3, 4):
+        await subject.delete(f"s{number}")
+    subject.clock.advance(8 * DAY_MS)
+    await upkeep.purge()
+
+    assert [await upkeep.forget_parts() for _ in range(3)] == [1, 1, 1]
+    await subject.delete("s1")
+    subject.clock.advance(8 * DAY_MS)
+    await upkeep.purge()
+
+    assert [await upkeep.forget_parts() for _ in range(2)] == [1, 0]
 
 
 async def test_a_part_taken_by_a_commit_in_flight_is_not_swept(subject: Subject) -> None:

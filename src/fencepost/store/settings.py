@@ -20,7 +20,11 @@ class StoreSettings:
     log_retention_ms: int = 7 * 86_400_000
     """How long the rows of a deleted stream stay readable in the global log."""
     key_retention_s: int = 7 * 86_400
-    """How long an Idempotency-Key is remembered; 0 keeps keys for ever."""
+    """How long an Idempotency-Key is remembered; 0 keeps keys for ever.
+
+    That a part was committed is remembered as long, after `staging_ttl_s`, and as long as its data
+    is there.
+    """
     staging_ttl_s: int = 86_400
     """How long a staged part waits for its commit."""
     staged_parts_max: int = 200_000

@@ -27,6 +27,7 @@ STREAMS_PER_PURGE_MAX = 100
 ROWS_PER_PURGE_MAX = 2_000
 KEYS_PER_SWEEP_MAX = 5_000
 PARTS_PER_SWEEP_MAX = 100
+PARTS_PER_LOOK_MAX = 500
 
 
 class Upkeep:
@@ -37,6 +38,7 @@ class Upkeep:
         self._clock = clock
         self._settings = store.settings
         self._keeper = retention.Keeper(store, clock)
+        self._parts_seen = ("", "")
 
     @property
     def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
@@ -51,6 +53,7 @@ class Upkeep:
             self.tally,
             self.sweep_keys,
             self.sweep_parts,
+            self.forget_parts,
         )
 
     async def run(self) -> None:
@@ -128,6 +131,35 @@ class Upkeep:
             # As a decision, not between groups: a commit decided meanwhile must see it.
             await self._store.decide(partial(_drop_parts, [Part(txn, part) for txn, part in rows]))
         return len(rows)
+
+    async def forget_parts(self) -> int:
+        """Forget some parts that were committed, once nothing can come of it; how many.
+
+        A part that is known to be committed cannot be committed again. One whose data is purged can
+        be committed again only by uploading it again, so it is remembered for as long as the key of
+        its commit would be, counted from when it had to be committed at the latest.
+        """
+        settings = self._settings
+        if settings.key_retention_s == 0:
+            return 0
+        kept_s = settings.staging_ttl_s + settings.key_retention_s
+        before_ms = self._clock.now_ms() - kept_s * 1000
+        after = self._parts_seen
+        rows = await self._fetch("used_parts_after", *after, PARTS_PER_LOOK_MAX)
+        self._parts_seen = ("", "")
+        if len(rows) == PARTS_PER_LOOK_MAX:
+            self._parts_seen = (rows[-1][0], rows[-1][1])
+        if not any(staged_ms <= before_ms for _, _, staged_ms in rows):
+            return 0
+        values = (*after, rows[-1][0], rows[-1][1], before_ms)
+        return await self._store.between_commits(partial(_forget_parts, values))
+
+
+def _forget_parts(values: Row, connection: Connection) -> int:
+    forgotten = 0
+    with connection:
+        forgotten += connection.execute("forget_parts", values)
+    return forgotten
 
 
 def _save_buckets(weighed: list[tuple[int, int, int]], decider: Decider) -> None:

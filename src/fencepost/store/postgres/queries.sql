@@ -122,6 +122,17 @@ WHERE p.txn = n.txn AND p.part = n.part AND p.committed IS NULL
 DELETE FROM chunks AS c USING unnest($1::text[], $2::text[]) AS n (txn, part)
 WHERE c.txn = n.txn AND c.part = n.part
 
+-- name: used_parts_after
+-- Some parts that were committed, in the order of their table.
+SELECT txn, part, staged_ms FROM parts
+WHERE committed IS NOT NULL AND (txn, part) > ($1, $2) ORDER BY txn, part LIMIT $3
+
+-- name: forget_parts
+-- Parts between two places that were staged long ago and committed, and whose data is gone.
+DELETE FROM parts
+WHERE (txn, part) > ($1, $2) AND (txn, part) <= ($3, $4) AND committed IS NOT NULL AND staged_ms <= $5
+  AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.txn = parts.txn AND c.part = parts.part)
+
 -- name: next_chunk
 -- Chunks in the table count as well, whoever numbered them.
 SELECT greatest(next_chunk, (SELECT COALESCE(max(id), 0) + 1 FROM chunks)) FROM counters

@@ -88,6 +88,17 @@ DELETE FROM parts WHERE txn = ? AND part = ? AND committed IS NULL
 -- name: drop_chunks
 DELETE FROM chunks WHERE txn = ? AND part = ?
 
+-- name: used_parts_after
+-- Some parts that were committed, in the order of their table.
+SELECT txn, part, staged_ms FROM parts
+WHERE committed IS NOT NULL AND (txn, part) > (?, ?) ORDER BY txn, part LIMIT ?
+
+-- name: forget_parts
+-- Parts between two places that were staged long ago and committed, and whose data is gone.
+DELETE FROM parts
+WHERE (txn, part) > (?, ?) AND (txn, part) <= (?, ?) AND committed IS NOT NULL AND staged_ms <= ?
+  AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.txn = parts.txn AND c.part = parts.part)
+
 -- name: next_chunk
 -- Numbers of chunks that are gone may come back: nothing refers to those.
 SELECT COALESCE(max(id), 0) + 1 FROM chunks
