@@ -29,7 +29,7 @@ TURNS_PER_LOOK_MAX = 1_000
 STREAMS_PER_LOOK_MAX = 2_000
 """Streams of the turns that are looked at at once: a large commit changes more."""
 RECONNECT_S = 0.5
-OWN_TURNS_S = 0.01
+OWN_TURNS_S = 0.02
 """How soon a node looks at its own turns again: its readers know of them already."""
 
 

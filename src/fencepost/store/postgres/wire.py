@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -28,6 +28,8 @@ from fencepost.store.engine.database import Row
 from fencepost.store.postgres.arrays import ARRAY_TYPES
 from fencepost.store.postgres.patience import PatientAsyncConnection, SilentError
 
+PIECE_BYTES = 8192
+"""So much of a stretch leaves ahead of the rest."""
 CANCELLED_S_MAX = 1.0
 """How long somebody who is told to stop waits for the answers that are still on their way."""
 
@@ -92,10 +94,11 @@ class Wire:
 
     # Statements
 
-    async def exchange(self, stretch: Sequence[Parcel]) -> list[PGresult]:
+    async def exchange(self, stretch: Iterable[Parcel]) -> list[PGresult]:
         """Send statements in one piece; their results, once all of them were carried out.
 
         A statement that is refused keeps those after it from being carried out, and is an error.
+        The database begins with the first ones while later ones are still being packed.
         """
         is_asked = self._send(stretch)
         await self._receive()
@@ -119,11 +122,12 @@ class Wire:
         self._transformer.set_pgresult(result, set_loaders=True, format=_BINARY)
         return self._transformer.load_rows(0, count, tuple)
 
-    def _send(self, stretch: Sequence[Parcel]) -> list[bool]:
+    def _send(self, stretch: Iterable[Parcel]) -> list[bool]:
         """Hand a stretch to libpq: for each result that it has, whether it was asked for."""
         pgconn = self._pgconn
         pgconn.enter_pipeline_mode()
         is_asked = []
+        waiting_bytes = 0
         for text, types, values in stretch:
             name = self._prepared.get((text, types))
             if name is None:
@@ -133,6 +137,10 @@ class Wire:
                 is_asked.append(False)
             pgconn.send_query_prepared(name, values, (_BINARY,) * len(values), _BINARY)
             is_asked.append(True)
+            waiting_bytes += sum([len(value) for value in values if value is not None])
+            if waiting_bytes > PIECE_BYTES:
+                pgconn.flush()
+                waiting_bytes = 0
         pgconn.pipeline_sync()
         return is_asked
 

@@ -6,7 +6,7 @@ The statements of a turn leave in one piece, and their results come back in one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import psycopg
@@ -113,25 +113,28 @@ class WritingConnection:
         ending: str = "end_turn",
     ) -> None:
         """Write a turn and end it, in one round trip."""
-        # Values that cannot be sent are an error here, before anything has left.
         self._in_doubt = False
-        stretch = [
-            parcel for name, rows in statements for parcel in _parcels(statement(name), rows)
-        ]
-        ended = statement(ending)
-        stretch.append(packed(ended.text, ended.values(end)))
-        stretch.append(_COMMIT)
-        self._in_doubt = True
         try:
-            *_, committed = await self._wire.exchange(stretch)
+            *_, committed = await self._wire.exchange(self._ending(statements, ending, end))
             if committed.command_status != b"COMMIT":
                 raise psycopg.InternalError(f"COMMIT was answered {committed.command_status!r}")
         except psycopg.Error as error:
             # A statement that is refused undoes the transaction. The end of the session does so
             # too, unless it came after the COMMIT, whose answer it then overtakes.
-            self._in_doubt = self.raw.closed or ends_session(error)
+            self._in_doubt = self._in_doubt and (self.raw.closed or ends_session(error))
             raise
         self._in_doubt = False
+
+    def _ending(
+        self, statements: Iterable[tuple[str, Sequence[Row]]], ending: str, end: Sequence[object]
+    ) -> Iterator[Parcel]:
+        # Values that cannot be sent are an error before the COMMIT is on its way.
+        for name, rows in statements:
+            yield from _parcels(statement(name), rows)
+        ended = statement(ending)
+        yield packed(ended.text, ended.values(end))
+        self._in_doubt = True
+        yield _COMMIT
 
     # The feed
 
