@@ -102,6 +102,10 @@ class Holds:
         """Whether anything that a commit names is held."""
         return self._keeps(lambda held: held.touches(request), retry)
 
+    def keeps_all(self, retry: Retry) -> bool:
+        """Whether anything is held, for work that may touch whatever there is."""
+        return self._keeps(lambda _: True, retry)
+
     def _keeps(self, touches: Callable[[Held], bool], retry: Retry) -> bool:
         if self._replayed is not None:
             # What came after this request cannot hold it up.

@@ -298,11 +298,17 @@ class PostgresStore:
         What `reaches` the streams or parts of others waits while a large commit is under way.
         """
         answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
-        self.turns.submit(Request(work, partial(_tell, answer), reaches=reaches))
+        self.submit(Request(work, partial(_tell, answer), reaches=reaches))
         outcome = await answer
         if isinstance(outcome, Failure):
             raise StoreAwayError("the database could not be written to")
         return outcome
+
+    def submit(self, request: Request) -> None:
+        """Have something decided in the next turn that may reach the streams or parts of others."""
+        if request.reaches and self._held and self._holds.keeps_all(lambda: self.submit(request)):
+            return
+        self.turns.submit(request)
 
     async def between_commits(self, work: Callable[[PostgresConnection], T]) -> T:
         """Do a piece of upkeep in a transaction of its own, while no node has its turn."""

@@ -109,7 +109,7 @@ class Term:
             else:
                 done(outcome)
 
-        self._turns.submit(Request(decide, told, needs, reaches=reaches))
+        self.store.submit(Request(decide, told, needs, reaches=reaches))
 
     # As the upkeep sees a store
 
