@@ -13,6 +13,7 @@ import pytest
 from fencepost.protocol.appends import Appended, KeyReused, Replayed
 from fencepost.protocol.commits import Committed
 from fencepost.store.engine.lists import keys
+from fencepost.store.engine.recentkeys import RecentKeys
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.database import FILE
 from fencepost.store.sqlite.settings import SqliteSettings
@@ -216,6 +217,54 @@ async def test_keys_of_a_deleted_stream_go_with_it_indexed_or_not(
         assert not isinstance(await ask_append(subject, "t", b"other", key=key), Appended), key
     await subject.close()
     assert check(tmp_path).findings == []
+
+
+async def test_keys_are_known_when_indexing_them_fails_and_indexed_when_it_does_not(
+    tmp_path: Path, clock: SimClock
+) -> None:
+    subject = Subject(SlicingEngine(tmp_path, clock), clock)
+    store = await learn(subject, clock)
+    created = await subject.made("s")
+    for key in ("a", "b"):
+        await ask_append(subject, "s", key.encode(), key=key)
+    stray = f"INSERT INTO key_places VALUES ({created.stream.id}, '', 'b', 4711)"
+    await store.between_commits(lambda connection: connection.raw.execute(stray).fetchall())
+
+    with pytest.raises(apsw.ConstraintError):
+        await index(store, clock)
+    await ask_append(subject, "s", b"c", key="c")
+
+    for key in ("a", "b", "c"):
+        assert isinstance(await ask_append(subject, "s", key.encode(), key=key), Replayed), key
+    away = "DELETE FROM key_places WHERE id = 4711"
+    await store.between_commits(lambda connection: connection.raw.execute(away).fetchall())
+    assert await index(store, clock) == 3
+    assert len(store.keys.recent) == 0
+    for key in ("a", "b", "c"):
+        assert isinstance(await ask_append(subject, "s", key.encode(), key=key), Replayed), key
+    await subject.close()
+    assert check(tmp_path).findings == []
+
+
+async def test_two_keys_of_one_hash_are_told_apart(tmp_path: Path, clock: SimClock) -> None:
+    """No streams have these numbers; in Python, minus one and minus two come to the same hash."""
+    subject = Subject(SlicingEngine(tmp_path, clock), clock)
+    store = await learn(subject, clock)
+    places = [(-1, "", "k"), (-2, "", "k")]
+    rows = [
+        (*place, bytes([n]) * 16, 0, 0, 0, 0, 0, n, 0, 0, None) for n, place in enumerate(places)
+    ]
+    await store.between_commits(lambda connection: connection.execute_many("save_key", rows))
+    recent = RecentKeys()
+    recent.add(places, 2)
+    assert hash(places[0]) == hash(places[1])
+
+    found = [store.lookup("find_unindexed_key", place) for place in places]
+
+    reader = partial(RecentKeys.find, recent)
+    assert [await store.readers.run(partial(reader, place=place)) for place in places] == found
+    assert [row[0][0] for row in found] == [bytes(16), b"\x01" * 16]
+    await subject.close()
 
 
 async def test_keys_of_a_folder_from_before_the_index_are_known(
