@@ -66,6 +66,31 @@ def test_a_stream_is_linked_when_its_creation_is_answered_on_whichever_node(
         assert len(other.cursors("linked")) == 19 - number
 
 
+def test_the_streams_of_a_large_commit_are_linked_and_wake_when_it_is_answered(
+    cluster: Cluster,
+) -> None:
+    """More of them than one row of turns tells of."""
+    leading, other, third = cluster.clients
+    count = 1_200
+    leading.create("wake/large")
+    third.pull("large", pattern="large/*", wake_stream="wake/large")
+    appends = [
+        {
+            "stream": f"large/{number:04}",
+            "content_type": "application/json",
+            "data": number,
+            "auto_create": True,
+        }
+        for number in range(count)
+    ]
+    committed = other.http.post(other.http.base_url.join("/v1/commit"), json={"appends": appends})
+
+    assert committed.status_code == 200
+    assert len(third.cursors("large")) == count
+    until(lambda: len(leading.read("wake/large")) == 1, "the wake is announced")
+    assert other.claim("large").status_code == 200
+
+
 def test_a_stream_by_name_is_watched_from_its_tail_and_again_when_it_is_made_anew(
     cluster: Cluster,
 ) -> None:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "fencepost"
 TURNS_PER_LOOK_MAX = 1_000
-STREAMS_PER_LOOK_MAX = 2_000
+STREAMS_PER_LOOK_MAX = 500
 """Streams of the turns that are looked at at once: a large commit changes more."""
 RECONNECT_S = 0.5
 OWN_TURNS_S = 0.02

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STREAMS_PER_TURN = 1_000
+STREAMS_PER_TURN = 500
 """Streams that one row of turns tells of."""
 ENDED_PER_TURN = 200
 """Expired streams that are ended in one turn."""
