@@ -7,6 +7,7 @@ database, or by how much another node has got done beside it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -15,10 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from fencepost.store.postgres.check import check
 from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.testing.postgres import PostgresServer
 from tests.postgres.large_support import Database
 from tests.postgres.nodes import Node, nodes, until
 
@@ -250,6 +253,24 @@ def test_a_node_that_freezes_while_it_writes_a_large_commit_is_not_waited_for(
     frozen.thaw()
     assert sent.done() == 503
     whole_or_not(database, postgres_dsn, left, happened=False, beside=2)
+
+
+def test_a_database_that_is_killed_under_a_large_commit_comes_back_without_it() -> None:
+    """What was held is not in its log, and is gone: so is the session that held it."""
+    with PostgresServer() as server:
+        dsn = server.new_database()
+        database = Database(dsn)
+        with nodes(dsn, 2) as (one, other):
+            appended(one, STOP, 0)
+            with contextlib.suppress(psycopg.Error), database.stopping(STOP):
+                sent = commit(one)
+                until(database.waits_for_a_stream, "half of it is written")
+                server.kill()
+            assert sent.done() == 503
+            server.start()
+            until(lambda: append(other, "other").done() == 204, "a node writes again")
+            assert database.large() is None
+            whole_or_not(database, dsn, other, happened=False, beside=1)
 
 
 # Whenever it happens
