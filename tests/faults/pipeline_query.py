@@ -32,6 +32,7 @@ from fencepost.pipeline.audit import audit
 FAILED = 3
 AUDITED = "audited: "
 POLL_SECONDS = 1
+SPECULATION_SECONDS_MAX = 20.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Or `naive`: appends inside `write()`, as many sinks do."""
     rows_per_batch: int = 60
     slow_task_seconds: float = 0.0
-    """How slow the first attempt at a batch's first partition is, so that Spark speculates."""
+    """How slow the first attempt at a batch's first partition is, so that Spark speculates; until
+    it has done so once, slower."""
     attempts_file: str = ""
     """Where a slow partition notes which attempt it is."""
     audit_file: str = ""
@@ -108,7 +110,10 @@ def transformed(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def slowly(seconds: float, attempts_file: str) -> Any:
-    """A step that is slow in the first attempt at the first partition."""
+    """A step that is slow in the first attempt at the first partition.
+
+    On a busy machine a second attempt may take long to come: the first one waits for it.
+    """
 
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -118,6 +123,9 @@ def slowly(seconds: float, attempts_file: str) -> Any:
                 file.write(f"{context.attemptNumber()}\n")
             if context.attemptNumber() == 0:
                 time.sleep(seconds)
+                ends = time.monotonic() + SPECULATION_SECONDS_MAX
+                while "1" not in Path(attempts_file).read_text() and time.monotonic() < ends:
+                    time.sleep(0.1)
         yield from batches
 
     return step
