@@ -315,7 +315,12 @@ async def test_commits_parts_and_keys_are_whole_and_once_however_often_the_serve
 ) -> None:
     kills = int(os.environ.get("FENCEPOST_FAULT_KILLS", KILLS_DEFAULT))
     seed = int(os.environ.get("FENCEPOST_FAULT_SEED", "0"))
-    environment = {"FENCEPOST_STORE_COMMIT_SLICE_APPENDS": str(SLICE_APPENDS)}
+    environment = {
+        "FENCEPOST_STORE_COMMIT_SLICE_APPENDS": str(SLICE_APPENDS),
+        # So that keys are found in their index and beside it, and kills hit its making.
+        "FENCEPOST_STORE_KEY_INDEX_KEYS": "8",
+        "FENCEPOST_STORE_SWEEP_INTERVAL_MS": "10",
+    }
     server = ServerProcess(tmp_path / "data", environment=environment)
     await asyncio.to_thread(server.start)
     load, book = Load(server.port, seed), Book()

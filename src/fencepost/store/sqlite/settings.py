@@ -24,5 +24,8 @@ class SqliteSettings(StoreSettings):
     work to a thread and back; after a slower commit the thread takes over. 0: always the thread."""
     checkpoint_wal_bytes: int = 8 << 20
     """Fold the write-ahead log into the database when it has grown past this."""
+    key_index_keys: int = 4_096
+    """Keys that are put into their index at once, when so many have come; writers wait meanwhile,
+    for some milliseconds."""
     wal_bytes_max: int = 64 << 20
     """Hold writers up and shrink the write-ahead log when it has grown past this."""

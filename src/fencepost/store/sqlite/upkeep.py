@@ -16,8 +16,6 @@ from fencepost.store.sqlite.store import SqliteStore
 FREE_PAGES_KEPT = 256
 """Free pages that are not worth giving back: the next messages will want them."""
 PAGES_PER_VACUUM_MAX = 1_000
-KEYS_PER_INDEXING = 4_096
-"""Keys that go into their index at once. Writers wait meanwhile, for some milliseconds."""
 
 
 class SqliteUpkeep(Upkeep):
@@ -86,14 +84,15 @@ class SqliteUpkeep(Upkeep):
             learned += len(hashes)
         return learned
 
-    async def index_keys(self, *, at_least: int = KEYS_PER_INDEXING) -> int:
+    async def index_keys(self, *, at_least: int | None = None) -> int:
         """Put the keys that were used last into the index, if they are enough; how many."""
         recent = self._file.keys.recent
-        if len(recent) < at_least:
+        enough = self._file.settings.key_index_keys
+        if len(recent) < (enough if at_least is None else at_least):
             return 0
         recent.begin_indexing()
         indexed = 0
-        while count := await self._file.between_commits(_index_some):
+        while count := await self._file.between_commits(partial(_index_some, enough)):
             indexed += count
         recent.end_indexing()
         return indexed
@@ -141,10 +140,10 @@ class SqliteUpkeep(Upkeep):
         return True
 
 
-def _index_some(connection: SqliteConnection) -> int:
+def _index_some(count_max: int, connection: SqliteConnection) -> int:
     """Put some keys into the index; how many there were."""
     with connection:
-        [(last,)] = connection.fetch("last_to_index", (KEYS_PER_INDEXING,))
+        [(last,)] = connection.fetch("last_to_index", (count_max,))
         if last is None:
             return 0
         indexed = connection.execute("index_keys", (last,))
