@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from typer.testing import CliRunner, Result
 
 import fencepost
@@ -33,15 +34,13 @@ def _lines(result: Result) -> list[dict[str, object]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_an_audit_in_a_process_of_its_own_is_quiet_and_ends_with_0(
-    server: ServerProcess, tmp_path: Path
-) -> None:
+def test_an_audit_in_a_process_of_its_own_is_quiet_and_ends_with_0(server: ServerProcess) -> None:
     with fencepost.connect(server.url) as client:
         client.create("cli/sound", messages=[1, 2, 3])
     command = [sys.executable, "-m", "fencepost", "pipeline", "audit", "cli/sound"]
 
     done = subprocess.run(
-        [*command, "--master", "local[2]", "--plot", str(tmp_path / "plot.png")],
+        [*command, "--master", "local[2]"],
         env={**os.environ, "FENCEPOST_URL": server.url},
         capture_output=True,
         text=True,
@@ -50,7 +49,22 @@ def test_an_audit_in_a_process_of_its_own_is_quiet_and_ends_with_0(
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "clean" in done.stdout
-    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("spark")
+def test_an_audit_that_finds_something_shows_it_draws_it_and_ends_with_1(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    with fencepost.connect(server.url) as client:
+        client.create("cli/doubled", messages=[{"of": {"id": n}} for n in (1, 2, 1)])
+    plot = tmp_path / "plot.png"
+
+    result = _run(*("audit", "cli/doubled", "--once", "of.id", "--plot", plot, "--url", server.url))
+
+    assert result.exit_code == 1
+    assert "1 defects" in result.stdout
+    assert "message_repeated" in result.stdout
+    assert plot.stat().st_size > 1000
 
 
 def test_an_audit_that_could_not_be_made_ends_with_2() -> None:
