@@ -116,6 +116,19 @@ def test_a_notification_that_comes_with_an_answer_is_not_lost(run: Callable[[Wor
     run(work)
 
 
+def test_a_notification_that_came_behind_the_last_answer_is_not_waited_for(
+    run: Callable[[Work], None],
+) -> None:
+    async def work() -> None:
+        async with connected() as connection:
+            await connection.listen("wire")
+            # It is read together with the end of the answer, so the socket says nothing of it.
+            await ask(connection, "SELECT pg_notify('wire', 'behind')")
+            assert await connection.wait_for_notification(0.001) == [b"behind"]
+
+    run(work)
+
+
 def test_whoever_is_told_to_stop_leaves_the_connection_fit_for_use(
     run: Callable[[Work], None],
 ) -> None:

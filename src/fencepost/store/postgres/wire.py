@@ -148,6 +148,8 @@ class Wire:
 
     async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
         """Wait until somebody notifies, or for so long: what was said since the last time."""
+        # What came between the last result and its Sync was read with them; nothing tells of it.
+        self._gather()
         if not self._notified:
             over = self._over = self._loop.create_future()
             timer = self._loop.call_later(timeout_s, self._end)
@@ -230,9 +232,11 @@ class Wire:
 
     def _consume(self) -> None:
         self._heard_at = self._loop.time()
-        pgconn = self._pgconn
-        pgconn.consume_input()
-        while (notification := pgconn.notifies()) is not None:
+        self._pgconn.consume_input()
+        self._gather()
+
+    def _gather(self) -> None:
+        while (notification := self._pgconn.notifies()) is not None:
             self._notified.append(notification.extra)
 
     def _collect(self) -> bool:
