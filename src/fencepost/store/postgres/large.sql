@@ -13,6 +13,9 @@ FROM (SELECT nextval('large_numbers') AS number OFFSET 0) AS next
 INSERT INTO held (large, mark) SELECT * FROM unnest($1::bigint[], $2::bigint[])
 ON CONFLICT DO NOTHING
 
+-- name: release_all
+DELETE FROM held WHERE large = $1
+
 -- name: release_held
 -- Forgets some of what a commit held that is over.
 WITH gone AS (
@@ -62,10 +65,11 @@ INSERT INTO turns (turn, node, at_ms, head, streams, created, removed, since)
 SELECT $1, $6, $4, $2 - 1, $7::bigint[], $8::bigint[], $9::bigint[], large_turn FROM counters
 
 -- name: streams_since
--- What was changed between two turns, but not by large commits.
+-- What was changed from one turn up to another, but not by large commits. Who shares the turn in which
+-- a large commit takes its positions may stand behind them.
 SELECT DISTINCT stream
 FROM turns CROSS JOIN LATERAL unnest(streams) AS changed (stream)
-WHERE turn > $1 AND turn < $2 AND node <> ''
+WHERE turn >= $1 AND turn < $2 AND node <> ''
 
 -- name: look_at_held
 -- How many of these streams there are, which of them have expired by now, and which are forked from.

@@ -23,6 +23,7 @@ import psycopg
 from fencepost.clock import Clock
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.engine.deciding import Decider
+from fencepost.store.postgres.aside import LIVES
 from fencepost.store.postgres.database import StandbyError, UnusableDatabaseError
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.postgres.subscriptions import PostgresSubscriptions
@@ -142,8 +143,9 @@ class Leading:
             self.clock.set(database_ms, asked_ms=asked_ms)
         if asked_ms >= self._turns_watched_ms + settings.turn_idle_ms // 4:
             self._turns_watched_ms = asked_ms
-            for pid, _ in await connection.fetch("end_stuck_turns", (settings.turn_idle_ms,)):
-                log.warning("a node stopped in its turn: its session %d was ended", pid)
+            values = (settings.turn_idle_ms, LIVES)
+            for pid, _ in await connection.fetch("end_stuck_turns", values):
+                log.warning("a node stopped while it wrote: its session %d was ended", pid)
         found = await connection.fetch("find_leader")
         self._found(Leader(*found[0]) if found else None)
 

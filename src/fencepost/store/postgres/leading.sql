@@ -70,15 +70,20 @@ DELETE FROM turns WHERE turn IN (
 )
 
 -- name: end_stuck_turns
--- Ends sessions that hold the row of counters and have heard nothing from their node for so many
--- milliseconds. The server's own timeout for idle transactions does not see a node that stopped
--- while it was sending. Who only reads, as a dump does, holds a weaker lock and is left alone.
+-- Ends sessions that hold the row of counters, or are those of large commits (locks of the class $2), and
+-- have heard nothing from their node for so many milliseconds. The server's own timeout for idle
+-- transactions does not see a node that stopped while it was sending. Who only reads, as a dump does,
+-- holds a weaker lock and is left alone.
 SELECT a.pid, pg_terminate_backend(a.pid)
 FROM pg_stat_activity a
-JOIN pg_locks l ON l.pid = a.pid AND l.granted AND l.locktype = 'relation'
+JOIN pg_locks l ON l.pid = a.pid AND l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND l.relation = 'counters'::regclass
-    AND l.mode IN ('RowShareLock', 'RowExclusiveLock')
+    AND (
+        l.locktype = 'relation' AND l.relation = 'counters'::regclass
+            AND l.mode IN ('RowShareLock', 'RowExclusiveLock')
+        OR l.locktype = 'advisory' AND l.classid = $2::oid AND l.objsubid = 2
+            AND l.mode = 'ExclusiveLock'
+    )
 WHERE a.datname = current_database() AND a.usename = current_user AND a.pid <> pg_backend_pid()
     AND a.wait_event = 'ClientRead'
     AND greatest(a.state_change, a.query_start, a.xact_start)
