@@ -158,13 +158,9 @@ def _sparks(spark: SparkSession) -> int | None:
 
 def _until_ended(port: int | None) -> str:
     """The metrics once the listener has heard that the query ended, which may take a moment."""
-    text = ""
-    for _attempt in range(100_000):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text = str(answer.read(), "utf-8")
-        if 'fencepost_query_active{query="lagging"} 0.0' in text:
-            return text
-    raise AssertionError(text)
+    page = f"http://127.0.0.1:{port}/metrics"
+    until(lambda: 'fencepost_query_active{query="lagging"} 0.0' in _fetched(page))
+    return _fetched(page)
 
 
 def test_a_port_that_is_taken_is_said_so(spark: SparkSession) -> None:
