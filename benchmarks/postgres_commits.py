@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks import machine
 from benchmarks.conditions import pipeline
 from benchmarks.postgres import nodes
-from benchmarks.slices import CALM_SECONDS, Other, commit, parts, quantile
+from benchmarks.slices import CALM_SECONDS, Other, appends_in, commit, commit_body, parts, quantile
 from fencepost.testing.postgres import PostgresServer
 
 
@@ -58,18 +58,20 @@ def measure(postgres: PostgresServer, data: Path, streams: int, wrong: list[str]
     """One commit of so many streams, and the appends to both servers before it and meanwhile."""
     with nodes(postgres, data, 2) as ports:
         staged = pipeline(ports[0], parts(streams))
+        body = commit_body(streams)
         others = [Other(port) for port in ports]
         for other in others:
             other.start()
         time.sleep(CALM_SECONDS)
         calm = [other.cut() for other in others]
         began = time.perf_counter()
-        status, answered = commit(ports[0], streams)
+        status, answer = commit(ports[0], body)
         seconds = time.perf_counter() - began
         busy = [other.cut() for other in others]
         for other in others:
             other.stop()
             wrong += other.problems
+    answered = appends_in(answer)
     if staged != {201: streams}:
         wrong.append(f"staging answered {staged}")
     if (status, answered) != (200, streams):

@@ -42,12 +42,13 @@ def _measure(streams: int) -> Callable[[Site], Outcome]:
         with running(site.subject, site.folder / "data") as server:
             site.progress("staging parts", 0, streams)
             staged = pipeline(server.port, parts(streams))
+            body = commit_body(streams)
             other = Other(server.port)
             other.start()
             time.sleep(min(CALM_SECONDS, site.scale.seconds))
             calm = other.cut()
             cpu, began = machine.cpu_seconds(server.pid), time.perf_counter()
-            status, answered = commit(server.port, streams)
+            status, answer = commit(server.port, body)
             seconds = time.perf_counter() - began
             waits = other.cut()
             cpu = machine.cpu_seconds(server.pid) - cpu
@@ -64,6 +65,7 @@ def _measure(streams: int) -> Callable[[Site], Outcome]:
                 "cpu_us_per_stream": 1e6 * cpu / streams,
                 "peak_mb": machine.peak_resident_mb(server.pid),
             }
+        answered = appends_in(answer)
         problems = [] if staged == {201: streams} else [f"staging answered {staged}"]
         if (status, answered) != (200, streams):
             problems.append(f"the commit answered {status}, with {answered} appends")
@@ -79,8 +81,8 @@ def parts(streams: int) -> Iterator[bytes]:
         yield b"POST /v1/staging/t/%06d %b%b" % (number, head.encode(), BODY)
 
 
-def commit(port: int, streams: int) -> tuple[int, int]:
-    """Commit all parts: the status, and how many appends the answer tells of."""
+def commit_body(streams: int) -> bytes:
+    """A commit of all parts. Made beforehand: making it takes long, and others would wait here."""
     appends = [
         {
             "stream": f"committed/{number:06}",
@@ -90,14 +92,23 @@ def commit(port: int, streams: int) -> tuple[int, int]:
         }
         for number in range(streams)
     ]
+    return json.dumps({"appends": appends}).encode()
+
+
+def commit(port: int, body: bytes) -> tuple[int, bytes]:
+    """Send a commit: the status and the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=COMMIT_SECONDS_MAX)
     try:
-        connection.request("POST", "/v1/commit", json.dumps({"appends": appends}).encode())
+        connection.request("POST", "/v1/commit", body)
         answer = connection.getresponse()
-        body = answer.read()
+        return answer.status, answer.read()
     finally:
         connection.close()
-    return answer.status, len(json.loads(body).get("appends", ()))
+
+
+def appends_in(answer: bytes) -> int:
+    """How many appends an answer tells of."""
+    return len(json.loads(answer).get("appends", ()))
 
 
 class Other:

@@ -37,5 +37,4 @@ class LargeSession(WritingConnection):
 
     async def forget(self) -> None:
         """Let go of all marks: the commit is over."""
-        while await self.fetch("release_held", (self.number, ROWS_MAX)):
-            pass
+        await self.fetch("release_all", (self.number,))
