@@ -48,13 +48,12 @@ from fencepost.store.contract import (
     Upload,
     Watcher,
 )
-from fencepost.store.engine import reading, records
-from fencepost.store.engine.database import Row
+from fencepost.store.engine import records
 from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.forking import own_segments
 from fencepost.store.engine.large import LargeCommits, is_large
 from fencepost.store.engine.ledger import LedgerGroup, view_of
 from fencepost.store.engine.writers import find_committed
+from fencepost.store.postgres.chunks import read_stream
 from fencepost.store.postgres.database import PostgresConnection, connect
 from fencepost.store.postgres.feed import Feed, Notifier
 from fencepost.store.postgres.large import LargeCommit
@@ -385,7 +384,9 @@ class PostgresStore:
             return BadOffset()
         if after.bytes < info.first.bytes:
             return Truncated(info.first)
-        return await self.readers.run(partial(_read, info=info, after=after, bytes_max=bytes_max))
+        return await self.readers.run(
+            partial(read_stream, info=info, after=after, bytes_max=bytes_max)
+        )
 
     async def probe(self) -> Failure | None:
         done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
@@ -497,36 +498,3 @@ def _stir(decider: Decider) -> None:
 
 def _nothing(_decider: Decider) -> None:
     """To be decided after all that came before is all there is to it."""
-
-
-def _read(
-    connection: PostgresConnection, info: StreamInfo, after: Offset, bytes_max: int
-) -> Chunk | BadOffset | Truncated | Missing:
-    rows = connection.fetch("find_stream_by_id", (info.id,))
-    if not rows:
-        return Missing()
-    stream, _ = records.stream_from_row(rows[0])
-    try:
-        piece = reading.read_chunk(
-            connection,
-            own_segments(info.id, stream.segments, info.tail),
-            after,
-            bytes_max=bytes_max,
-            is_json=info.is_json,
-        )
-    except reading.OffsetError:
-        return BadOffset()
-    except reading.RowsGoneError:
-        return _purged(connection, info, after)
-    return Chunk(info, after, piece.next, piece.data)
-
-
-def _purged(connection: PostgresConnection, info: StreamInfo, after: Offset) -> Truncated | Missing:
-    """Rows went under the reader: the stream was deleted, or truncated, and purged since."""
-    rows: list[Row] = connection.fetch("find_stream_by_id", (info.id,))
-    if not rows:
-        return Missing()
-    stream, _ = records.stream_from_row(rows[0])
-    if after.bytes < stream.first.bytes:
-        return Truncated(stream.first)
-    raise reading.RowsGoneError
