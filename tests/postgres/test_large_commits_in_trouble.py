@@ -11,13 +11,24 @@ import pytest
 
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.commits import CommittedInSlices
-from fencepost.store.postgres import large
+from fencepost.store.contract import Failed
+from fencepost.store.postgres import large, turns
 from fencepost.store.postgres.aside import LIVES
+from fencepost.store.postgres.check import check
 from fencepost.store.postgres.large_session import LargeSession
 from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.writer import WritingConnection
-from tests.postgres.large_support import STOP, WAIT_S, Database, Node, answered, items, node
+from tests.postgres.large_support import (
+    PATHS,
+    STOP,
+    WAIT_S,
+    Database,
+    Node,
+    answered,
+    items,
+    node,
+)
 
 
 @pytest.fixture
@@ -29,6 +40,12 @@ def database(postgres_dsn: str) -> Database:
 async def here(postgres_dsn: str) -> AsyncIterator[Node]:
     async with node(postgres_dsn) as made:
         await answered(made.append(STOP, b"0"))
+        yield made
+
+
+@pytest.fixture
+async def there(postgres_dsn: str) -> AsyncIterator[Node]:
+    async with node(postgres_dsn) as made:
         yield made
 
 
@@ -56,6 +73,29 @@ async def test_what_shares_the_turn_of_a_large_commits_positions_is_told_again_w
 
     assert isinstance(await answered(done), CommittedInSlices)
     await database.until(lambda: "other" in told, "readers of the log are told that it is there")
+
+
+async def test_a_large_commit_is_undone_when_an_older_server_wrote_to_one_of_its_streams_first(
+    here: Node, there: Node, database: Database, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the middle of an upgrade: what it wrote comes before the commit in the stream, and
+    behind it in the log."""
+
+    async def knows_of_no_holds(_connection: Any, _large: int, batch: list[Request]) -> Any:
+        return batch
+
+    monkeypatch.setattr(there.store.turns, "_sift", knows_of_no_holds)
+    monkeypatch.setattr(turns, "is_listed", lambda _group: False)
+    with database.stopping():
+        done = here.commit(*items())
+        await database.until_stopped()
+        assert isinstance(await answered(there.append("other")), Appended)
+        assert isinstance(await answered(there.append(PATHS[-1], b"0")), Appended)
+
+    assert await answered(done) == Failed(full=False)
+    assert await here.content(PATHS[-1]) == b"0"
+    assert check(PostgresSettings(url=postgres_dsn)).findings == []
+    assert isinstance(await answered(here.commit(*items(2))), CommittedInSlices)
 
 
 async def test_a_large_commit_whose_node_stopped_while_it_was_sending_is_ended(

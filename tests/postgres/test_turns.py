@@ -9,8 +9,9 @@ import pytest
 from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.creates import Create, Created
-from fencepost.store.contract import Failed
+from fencepost.store.contract import Failed, Missing
 from fencepost.store.engine.deciding import Decider
+from fencepost.store.postgres.ledger import TurnLedger
 from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
@@ -86,6 +87,21 @@ async def test_a_request_whose_values_cannot_be_sent_is_answered_and_fails_alone
         assert isinstance(await first, Appended)
         assert await bad == Failed(full=False)
         assert isinstance(await last, Appended)
+
+
+async def test_streams_that_are_not_there_are_not_remembered_without_end(postgres_dsn: str) -> None:
+    settings = PostgresSettings(url=postgres_dsn, streams_cached_max=8)
+    store = await PostgresStore.open(settings, SystemClock())
+    try:
+        for number in range(20):
+            answer = asyncio.get_running_loop().create_future()
+            store.append(append(f"missing/{number}", b"1"), answer.set_result)
+            assert isinstance(await answer, Missing)
+        ledger = store.decider.ledger
+        assert isinstance(ledger, TurnLedger)
+        assert len(ledger._absent) <= settings.streams_cached_max
+    finally:
+        await store.close()
 
 
 async def test_two_nodes_that_take_turns_see_each_others_state(

@@ -325,6 +325,9 @@ class LargeCommit:
         turns = self._turns
         if turns.large != self._number:
             raise LostHoldError("another node took this large commit for dead")
+        others = self._host.lookups.fetch("changed_in_spite")
+        if any(stream in self._streams for (stream,) in others):
+            raise LostHoldError("a server of the version before wrote to its streams")
         outcome = decision.conclude()
         if isinstance(outcome, Decided):
             turns.ends_large = True

@@ -71,6 +71,13 @@ SELECT DISTINCT stream
 FROM turns CROSS JOIN LATERAL unnest(streams) AS changed (stream)
 WHERE turn >= $1 AND turn < $2 AND node <> ''
 
+-- name: changed_in_spite
+-- What may have been changed since a large commit took its positions by servers that know of no holds:
+-- their turns do not say that they list everything. In the log that comes behind the commit.
+SELECT DISTINCT stream
+FROM counters JOIN turns ON turns.turn > counters.large_turn AND NOT turns.listed
+CROSS JOIN LATERAL unnest(turns.streams) AS changed (stream)
+
 -- name: look_at_held
 -- How many of these streams there are, which of them have expired by now, and which are forked from.
 SELECT count(*),

@@ -168,6 +168,9 @@ class TurnLedger(Ledger):
         """A turn is over: there may be any number of keys and parts, and most are used once."""
         self._keys.clear()
         self.parts.forget()
+        if len(self._absent) > self._streams_max:
+            # Anybody may ask for any number of streams that are not there.
+            self._absent.clear()
 
     # Finding
 
