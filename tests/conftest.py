@@ -43,3 +43,14 @@ def server_process(
     """
     with serving_on(engine, tmp_path_factory.mktemp("data"), "--long-poll-ms", "500") as server:
         yield server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each operation of the OpenAPI document a test with a name of its own: tests that run
+    side by side are told apart by their names, and those of one name would be run once.
+    """
+    for item in items:
+        operation = getattr(item, "operation_label", None)
+        if operation is not None and operation not in item.nodeid:
+            item._id = item.id.with_params(operation)
+    assert len({item.nodeid for item in items}) == len(items), "two tests have one name"
