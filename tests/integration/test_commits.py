@@ -238,6 +238,19 @@ MALFORMED: dict[str, tuple[Any, str, int | None]] = {
     "stream reserved": ({"appends": [{**GOOD, "stream": "__ds/x"}]}, "path_reserved", 0),
     "stream too long": ({"appends": [{**GOOD, "stream": "a" * 1025}]}, "path_too_long", 0),
     "type invalid": ({"appends": [{**GOOD, "content_type": "json"}]}, "content_type_invalid", 0),
+    **{
+        f"type with {name}": (
+            {"appends": [{**GOOD, "auto_create": True, "content_type": kind}]},
+            "content_type_invalid",
+            0,
+        )
+        for name, kind in {
+            "a line end": "application/json\r\n\r\n;x",
+            "a return in its parameters": "application/json;a=\rb",
+            "a NUL": "application/json;\0",
+            "a control": "application/json;\x7f",
+        }.items()
+    },
     "type not JSON": ({"appends": [{**GOOD, "content_type": TEXT}]}, "content_type_invalid", 0),
     "no type": ({"appends": [{"stream": "s", "data": 1}]}, "content_type_invalid", 0),
     "no data": ({"appends": [{"stream": "s", "content_type": JSON}]}, "body_empty", 0),

@@ -39,7 +39,10 @@ REMEMBERED_MAX = 16_384
 """Parsed paths and header values that are kept, of each kind."""
 
 _INTEGER = re.compile(rb"0|[1-9][0-9]{0,15}")
-_CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(\s*;.*)?")
+# It goes out in headers again, and may come in a body: no line end or other control gets in.
+_CONTENT_TYPE = re.compile(
+    r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+([ \t]*;[\t -~]*)?"
+)
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
@@ -174,7 +177,7 @@ def check_content_type(text: str, limits: Limits) -> str:
 @lru_cache(maxsize=REMEMBERED_MAX)
 def _content_type(value: bytes, bytes_max: int) -> str:
     text = _text(value, "content-type", bytes_max)
-    if not text.isascii() or not _CONTENT_TYPE.fullmatch(text):
+    if not _CONTENT_TYPE.fullmatch(text):
         raise bad("content_type_invalid", "Content-Type is not of the form type/subtype")
     return text
 
