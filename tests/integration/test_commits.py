@@ -411,6 +411,8 @@ def test_commits_and_parts_are_posted(wire: Connection, target: str, method: str
     reply = wire.ask(method, target)
 
     assert (reply.status, code_of(reply)) == (405, "method_not_allowed")
+    others = "DELETE, " if "staging" in target else ""
+    assert reply.headers["allow"] == f"POST, {others}OPTIONS"
 
 
 # Staging

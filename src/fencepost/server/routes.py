@@ -128,7 +128,7 @@ class Application:
             elif request.method == "DELETE" and request.path != COMMIT_PATH:
                 self._commits.unstage(request, answer)
             else:
-                answer(_no_method())
+                answer(_no_method("POST" if request.path == COMMIT_PATH else "POST, DELETE"))
             return None
         for extra in self._extras:
             work = extra(request)
@@ -227,13 +227,13 @@ def _preflight() -> Response:
     return Response(204, headers + BROWSER)
 
 
-def _no_method() -> Response:
+def _no_method(known: str = "GET, HEAD, POST, PUT, DELETE") -> Response:
     return refused(
         405,
         "method_not_allowed",
         "Method not allowed",
-        "a stream knows GET, HEAD, POST, PUT, DELETE and OPTIONS",
-        (b"Allow", _METHODS),
+        f"what is here knows {known} and OPTIONS",
+        (b"Allow", f"{known}, OPTIONS".encode()),
     )
 
 
