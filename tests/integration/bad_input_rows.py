@@ -338,6 +338,8 @@ BAD_TAGS = {
     "two": f'"{2:016d}_{5:016d}", "{2:016d}_{5:016d}"',
 }
 
+COMMIT = b'{"appends":[{"stream":"witness","content_type":"text/plain","data_base64":"eA=="}]}'
+
 CONDITIONS = [
     *(
         post(f"If-Match {name}", "if_match_invalid", TEXT, f"If-Match: {value}")
@@ -345,6 +347,7 @@ CONDITIONS = [
     ),
     post("If-Match another tail", "tail_moved", TEXT, AT_START, status=412),
     post("If-Match twice", "header_repeated", TEXT, AT_START, AT_START),
+    post("If-None-Match twice", "header_repeated", TEXT, *["If-None-Match: *"] * 2),
     post("If-None-Match an offset", "if_none_match_invalid", TEXT, 'If-None-Match: "x"'),
     post("If-None-Match empty", "if_none_match_invalid", TEXT, "If-None-Match:"),
     post("If-None-Match of a full stream", "tail_moved", TEXT, "If-None-Match: *", status=412),
@@ -408,6 +411,22 @@ CONDITIONS = [
         request("POST", "/v1/commit", JSON, body=b'{"appends":' + b"[" * 100_000),
         400,
         "commit_invalid",
+    ),
+    *(
+        Row(
+            f"{what} with {header.partition(':')[0]}",
+            request("POST", target, header, body=body),
+            400,
+            "header_unexpected",
+        )
+        for what, target, body, more in (
+            ("commit", "/v1/commit", COMMIT, ()),
+            ("truncation", WITNESS + "?truncate&before=now", b"", ("Idempotency-Key: k",)),
+        )
+        for header in (
+            *("If-Match: *", "If-None-Match: *", *PRODUCER, "Producer-If: 5.0", "Stream-Seq: z"),
+            *("Producer-Strict: true", "Stream-Auto-Create: true", "Stream-Closed: true", *more),
+        )
     ),
     Row("GET of /v1/commit", request("GET", "/v1/commit"), 405, "method_not_allowed"),
     Row(

@@ -506,6 +506,8 @@ def test_parts_that_are_missing_incomplete_repeated_or_mixed_are_refused(wire: C
         ("/v1/staging/t/p?chunk=", (TEXT,), b"x", 400, "header_invalid"),
         ("/v1/staging/t/p?chunk=1e3", (TEXT,), b"x", 400, "header_invalid"),
         ("/v1/staging/t/p?chunk=\u0661", (TEXT,), b"x", 400, "bad_request"),
+        ("/v1/staging/t/p?chunk=0&chunk=1", (TEXT,), b"x", 400, "query_repeated"),
+        ("/v1/staging/t/p?chunck=1", (TEXT,), b"x", 400, "parameter_unknown"),
         ("/v1/staging/t/p?chunk=16384", (TEXT,), b"x", 413, "commit_too_large"),
     ],
 )

@@ -25,6 +25,7 @@ from fencepost.server import access
 from fencepost.server.handlers import parsing, writers
 from fencepost.server.handlers.commit_answers import at_item, committed, staged, unstaged
 from fencepost.server.handlers.parsing import RefusedError, bad
+from fencepost.server.handlers.querying import Parameters
 from fencepost.server.http import Request, Response
 from fencepost.store.contract import Failed, Store, Unknown, Upload
 from fencepost.store.engine.collecting import dissolve, paused_collector
@@ -94,8 +95,7 @@ class Commits:
         self._limits = limits
 
     def commit(self, request: Request, answer: Respond) -> None:
-        if request.repeated:
-            parsing.refuse_repeated(request)
+        _check_headers(request)
         commit = self._parse(request)
         may_read = access.may_read(request.principal)
         self._store.commit(commit, lambda outcome: answer(committed(commit, outcome, may_read)))
@@ -106,8 +106,7 @@ class Commits:
             return await self._commit_large(request)
 
     async def _commit_large(self, request: Request) -> Response:
-        if request.repeated:
-            parsing.refuse_repeated(request)
+        _check_headers(request)
         body: _RawBody = _decoded(_RAW_DECODER, request.body)
         self._check_counts(len(body.appends), body.writer is not None)
         may_read = access.may_read(request.principal)
@@ -150,6 +149,7 @@ class Commits:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
+        Parameters(request, once=(), repeatable=())  # it is dropped as a whole
         part = self._part(request)
         self._store.unstage(part, lambda outcome: answer(unstaged(outcome)))
 
@@ -294,8 +294,8 @@ class Commits:
 
     def _parse_upload(self, request: Request) -> Upload:
         named = self._part(request)
-        chunk = parsing.query_of(request).get("chunk", "0")
-        ordinal = parsing.integer(chunk.encode(), "chunk")
+        chunk = Parameters(request, once=("chunk",), repeatable=()).get("chunk")
+        ordinal = 0 if chunk is None else parsing.integer(chunk.encode(), "chunk")
         if ordinal >= self._limits.part_chunks_max:
             raise _too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
         kind = parsing.content_type(request, self._limits)
@@ -306,6 +306,13 @@ class Commits:
         if batch is None:
             raise bad("body_empty", "a chunk holds at least one message")
         return Upload(named, ordinal, media, batch, digest(media, False, batch.data))
+
+
+def _check_headers(request: Request) -> None:
+    if request.repeated:
+        parsing.refuse_repeated(request)
+    # What an append of a commit says stands in the body; the key is that of the whole.
+    parsing.refuse_headers_of_appends(request, "a commit", but=b"idempotency-key")
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:

@@ -68,8 +68,22 @@ _SINGLE = (
     b"producer-strict",
     b"stream-auto-create",
     b"if-match",
+    b"if-none-match",
     b"idempotency-key",
     b"authorization",
+)
+_OF_APPENDS = (
+    b"if-match",
+    b"if-none-match",
+    b"producer-id",
+    b"producer-epoch",
+    b"producer-seq",
+    b"producer-if",
+    b"producer-strict",
+    b"stream-auto-create",
+    b"stream-seq",
+    b"stream-closed",
+    b"idempotency-key",
 )
 
 
@@ -140,6 +154,13 @@ def refuse_repeated(request: Request) -> None:
     for name in _SINGLE:
         if name in request.repeated:
             raise bad("header_repeated", f"the header {name.decode()} came more than once")
+
+
+def refuse_headers_of_appends(request: Request, where: str, *, but: bytes = b"") -> None:
+    """Refuse what only an append to a stream heeds: whoever sends it counts on it."""
+    for name in _OF_APPENDS:
+        if name in request.headers and name != but:
+            raise bad("header_unexpected", f"{where} has no {name.decode()}: nothing was done")
 
 
 def text_header(request: Request, name: bytes, bytes_max: int) -> str | None:

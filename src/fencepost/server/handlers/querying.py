@@ -36,7 +36,7 @@ class Parameters:
             raise bad("query_invalid", "the query string is malformed") from None
         for name, value in pairs:
             if name not in known and name not in several:
-                names = ", ".join(sorted(known | several))
+                names = ", ".join(sorted(known | several)) or "none"
                 raise bad("parameter_unknown", f"there is no such parameter; there are {names}")
             if name in self._values and name not in several:
                 raise bad("query_repeated", f"the parameter {name} came more than once")

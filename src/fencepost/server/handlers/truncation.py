@@ -5,7 +5,12 @@ from __future__ import annotations
 from fencepost.protocol.offsets import START, Offset, parse_offset, wire
 from fencepost.protocol.retention import Cut, Retention, Uncut
 from fencepost.server.handlers import rendering
-from fencepost.server.handlers.parsing import bad, query_of, refuse_repeated
+from fencepost.server.handlers.parsing import (
+    bad,
+    query_of,
+    refuse_headers_of_appends,
+    refuse_repeated,
+)
 from fencepost.server.handlers.rendering import BROWSER, next_offset, refused
 from fencepost.server.http import Headers, Request, Response
 from fencepost.store.contract import BadOffset, Failed, Missing, SoftDeleted, Unknown
@@ -20,6 +25,7 @@ def parse_truncation(request: Request) -> Offset | None:
     """The offset before which everything goes; None for the tail at that moment."""
     if request.repeated:
         refuse_repeated(request)
+    refuse_headers_of_appends(request, "a truncation")
     query = query_of(request)
     if query["truncate"] not in ("", "true"):
         raise bad("truncate_invalid", "truncate takes no value: say ?truncate&before=<offset>")
