@@ -49,8 +49,8 @@ class KeyCheck:
             if closed and (stream.closed_at is None or position > stream.closed_at):
                 self._report.add("key_without_messages", where, "it closed a stream that is open")
             return
-        if position <= stream.purged:
-            return
+        if position - (tail_messages - messages) < stream.purged:
+            return  # its first message is gone
         if first_position is None or last_position is None:
             self._report.add("key_without_messages", where, f"nothing begins at byte {size}")
         elif (version, end_messages, end_bytes) != (messages, tail_messages, tail_bytes):

@@ -112,7 +112,7 @@ class RowCheck:
         stream.next = Offset(version + count, start_bytes + size)
         self._report.counts["messages"] += count
         self._report.counts["bytes"] += size
-        self._sent_by(where, row)
+        self._sent_by(where, stream, row)
         self._content(where, stream, row)
 
     def _place(self, where: str, stream: StreamState, start: Offset) -> None:
@@ -128,14 +128,17 @@ class RowCheck:
         elif start.messages != expected.messages:
             self._report.add("version_wrong", where, f"expected {expected}, found {start}")
 
-    def _sent_by(self, where: str, row: Row) -> None:
+    def _sent_by(self, where: str, stream: StreamState, row: Row) -> None:
         producer, epoch, seq, digest = row[8:12]
         if (producer is None) != (epoch is None) or (producer is None) != (seq is None):
             self._report.add("producer_incomplete", where, "id, epoch and seq come together")
         elif producer is not None and digest is None:
-            # Further rows of a staged batch follow its first one, nothing between.
+            # Further rows of a staged batch follow its first one, nothing between; unless a
+            # truncation inside the batch has taken it.
             before = self._before
-            if not before or before[1] != row[1] or before[8:11] != row[8:11]:
+            is_left = stream.own_first == Offset(row[4], row[3]) and stream.purged >= row[0] - 1
+            follows = before and before[1] == row[1] and before[8:11] == row[8:11]
+            if not follows and not is_left:
                 self._report.add("producer_unlinked", where, "a batch without its first row")
 
     def _content(self, where: str, stream: StreamState, row: Row) -> None:
