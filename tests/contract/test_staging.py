@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fencepost.protocol.appends import Appended, Duplicate, TypeMismatch
+from fencepost.protocol.appends import Appended, Duplicate, KeyReused, TypeMismatch
 from fencepost.protocol.commits import (
     CommitDuplicate,
     CommitRefused,
@@ -19,6 +19,7 @@ from fencepost.protocol.commits import (
     PartUsed,
 )
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.retention import Cut
 from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
 from fencepost.store.engine import upkeeping
 from fencepost.store.engine.upkeeping import Upkeep
@@ -252,6 +253,53 @@ async def test_a_retry_of_a_commit_with_parts_is_a_duplicate(subject: Subject) -
     assert await subject.content("s") == b"pqr"
 
 
+async def test_a_retry_of_a_commit_with_parts_is_a_duplicate_when_its_messages_are_purged(
+    subject: Subject,
+) -> None:
+    upkeep = _upkeep(subject)
+    await subject.made("s")
+    for part, body in (("p", b"one"), ("q", b"two")):
+        await ask_stage(subject, part, body)
+        await ask_stage(subject, part, body, 1)
+    counted = item("s", parts=("p",), producer=("w", 0, 0), strict=True)._replace(chunks=(2,))
+    keyed = item("s", parts=("q",), key="k")
+    for made in (counted, keyed):
+        assert isinstance(await ask_commit(subject, made), Committed)
+    await _truncate(subject, "s")
+    subject.clock.advance(7 * DAY_MS)
+    assert await upkeep._keeper.purge() == 4
+
+    for made in (counted, keyed):
+        assert isinstance(await ask_commit(subject, made), CommitDuplicate)
+    assert await ask_stage(subject, "p", b"one") == Staged(1, 3, repeated=True)
+    refused = await ask_commit(subject, item("s", parts=("p",), key="k"))
+    assert isinstance(refused, CommitRefused)
+    assert isinstance(refused.outcome, KeyReused)
+
+
+async def test_a_producer_knows_its_batch_again_when_its_parts_are_forgotten(
+    subject: Subject,
+) -> None:
+    upkeep = _upkeep(subject)
+    await subject.made("s")
+    await ask_stage(subject, "p", b"x")
+    by_producer = item("s", parts=("p",), producer=("w", 0, 0))
+    await ask_commit(subject, by_producer)
+    await _truncate(subject, "s")
+    subject.clock.advance(8 * DAY_MS)
+    assert await upkeep._keeper.purge() == 1
+    assert await upkeep.forget_parts() == 1
+
+    again = await ask_commit(subject, by_producer)
+    assert isinstance(again, CommitDuplicate)
+    [outcome] = again.outcomes
+    assert isinstance(outcome, Duplicate)
+    assert outcome.matches is None, "there is nothing to compare it with"
+    missing = CommitRefused(0, PartMissing(Part("t", "p")))
+    assert await ask_commit(subject, item("s", parts=("p",), producer=("w", 0, 1))) == missing
+    assert await ask_stage(subject, "p", b"x") == Staged(1, 1, repeated=False)
+
+
 async def test_a_staged_batch_is_one_batch_of_its_producer(subject: Subject) -> None:
     await subject.made("s", JSON)
     await subject.appended("s", b"0", content_type=JSON, producer=("w", 0, 0))
@@ -442,6 +490,12 @@ async def test_a_key_is_remembered_until_it_is_swept(subject: Subject) -> None:
     again = await ask_append(subject, "s", b"z", key="new")
     assert not isinstance(again, Appended | Missing)
     assert await subject.content("s") == b"xyzotherother"
+
+
+async def _truncate(subject: Subject, path: str) -> None:
+    cut = asyncio.get_running_loop().create_future()
+    subject.store.truncate(path, None, cut.set_result)
+    assert isinstance(await answered(cut), Cut)
 
 
 def _upkeep(subject: Subject) -> Upkeep:

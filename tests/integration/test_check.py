@@ -289,6 +289,14 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "chunk_wrong",
         ["UPDATE chunks SET size = size + 1 WHERE part = 'one' AND ordinal = 1"],
     ),
+    "a staged chunk without data that nobody used": (
+        "chunk_wrong",
+        ["UPDATE chunks SET data = x'', lengths = NULL WHERE part = 'waiting'"],
+    ),
+    "a staged chunk without data that is messages": (
+        "lengths_wrong",
+        ["UPDATE chunks SET data = x'', lengths = NULL WHERE part = 'one' AND ordinal = 1"],
+    ),
     "a part that is messages and was not committed": (
         "part_wrong",
         ["UPDATE parts SET committed = NULL WHERE part = 'one'"],

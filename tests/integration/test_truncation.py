@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fencepost.protocol.appends import Appended, Duplicate, SeqRegression, StreamClosed
+from fencepost.protocol.commits import CommitDuplicate
 from fencepost.protocol.creates import BadForkPoint, Created
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Truncated
 from fencepost.store.engine import retention as keeping
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
+from tests.contract.conditional import ask_commit, ask_stage, item
 from tests.engines import engine as engine
 from tests.integration.retention_support import JSON, LOG_MS, Kept, numbers
 from tests.integration.retention_support import kept as kept
@@ -155,6 +157,27 @@ async def test_batches_remembered_apart_join_those_that_still_have_rows(kept: Ke
         assert (again.matches is True) == (seq == 0 or seq > 22 - 16), (seq, again)
         if again.original is not None:
             assert again.original.offset.messages == seq
+
+
+async def test_of_staged_data_that_is_purged_only_what_retries_are_compared_with_stays(
+    kept: Kept,
+) -> None:
+    await kept.made("s")
+    for ordinal in range(2):
+        await ask_stage(kept, "p", b"x" * 100_000, ordinal)
+    made = item("s", parts=("p",), producer=("w", 0, 0), strict=True, key="k")
+    await ask_commit(kept, made)
+    half = Offset(1, 100_000)
+
+    assert isinstance(await kept.truncate("s", half), Cut)
+    assert await kept.purge_all() == 1
+
+    raw = kept.sqlite._lookups.raw
+    sizes = raw.execute("SELECT length(data), size FROM chunks ORDER BY ordinal").fetchall()
+    assert sizes == [(0, 100_000), (100_000, 100_000)]
+    assert await kept.content("s") == b"x" * 100_000
+    assert isinstance(await ask_commit(kept, made), CommitDuplicate)
+    await kept.assert_whole()
 
 
 async def test_rows_stay_for_the_log_until_its_retention_is_over(kept: Kept) -> None:

@@ -16,7 +16,9 @@ from fencepost.protocol.appends import (
     Append,
     Appended,
     AppendOutcome,
+    Duplicate,
     KeyRecord,
+    ProducerTuple,
     decide_append,
     key_record,
 )
@@ -88,6 +90,8 @@ class Draft:
         used = None
         if item.parts:
             gathered = self._gather(item)
+            if isinstance(gathered, PartMissing):
+                return self._known(append) or gathered
             if not isinstance(gathered, _Gathered):
                 return gathered
             append, used = gathered
@@ -101,23 +105,33 @@ class Draft:
             self._carry(stream, append, outcome)
         return outcome
 
+    def _known(self, append: Append) -> Duplicate | None:
+        """An append whose parts are gone, if its producer made it before: nothing is compared."""
+        stream = self._stream(append)
+        if append.producer is None or not isinstance(stream, Stream):
+            return None
+        producer = self._producer(stream, append.producer)
+        position, now_ms = self._position, self._now_ms
+        outcome = decide_append(stream, producer, append, position=position, now_ms=now_ms)
+        return outcome._replace(matches=None) if isinstance(outcome, Duplicate) else None
+
+    def _producer(self, stream: Stream, claim: ProducerTuple) -> Producer | None:
+        place = (stream.id, claim.id)
+        if place not in self._producers:
+            entry = None if stream.path in self.made else self._ledger.find_id(stream.id)
+            self._producers[place] = (
+                None if entry is None else self._ledger.find_producer(entry, claim.id)
+            )
+        return self._producers[place]
+
     def _decide(self, stream: Stream, append: Append) -> AppendOutcome:
         claim, conditions = append.producer, append.conditions
-        is_made = stream.path in self.made
-        producer = None
-        if claim is not None:
-            place = (stream.id, claim.id)
-            if place not in self._producers:
-                entry = None if is_made else self._ledger.find_id(stream.id)
-                self._producers[place] = (
-                    None if entry is None else self._ledger.find_producer(entry, claim.id)
-                )
-            producer = self._producers[place]
+        producer = None if claim is None else self._producer(stream, claim)
         key = None
         if conditions is not None and conditions.key is not None:
             used = (stream.id, append.principal, conditions.key)
             key = self._keys.get(used)
-            if key is None and not is_made:
+            if key is None and stream.path not in self.made:
                 key = self._ledger.find_key(used)
         outcome = decide_append(
             stream, producer, append, key=key, position=self._position, now_ms=self._now_ms

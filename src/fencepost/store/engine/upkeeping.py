@@ -158,6 +158,7 @@ class Upkeep:
 def _forget_parts(values: Row, connection: Connection) -> int:
     forgotten = 0
     with connection:
+        connection.execute("forget_chunks", values)
         forgotten += connection.execute("forget_parts", values)
     return forgotten
 

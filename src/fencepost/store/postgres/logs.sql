@@ -173,7 +173,9 @@ WHERE stream = $1 AND kind <> 0 ORDER BY position LIMIT $2
 DELETE FROM log USING unnest($1::bigint[]) AS gone (place) WHERE log.position = gone.place
 
 -- name: purge_chunk
-DELETE FROM chunks USING unnest($1::bigint[]) AS gone (chunk) WHERE chunks.id = gone.chunk
+-- Their digests stay as long as their part is known: a repeated commit is compared with them.
+UPDATE chunks SET data = ''::bytea, lengths = NULL
+FROM unnest($1::bigint[]) AS gone (chunk) WHERE chunks.id = gone.chunk
 
 -- name: save_purge
 INSERT INTO purges (stream, path, first, last, runs)

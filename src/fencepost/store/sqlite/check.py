@@ -365,6 +365,9 @@ class _Checker:
                 self._report.add("chunk_used_twice", where, f"{count} rows of the log refer to it")
             if committed is None:
                 self._report.add("part_wrong", where, "messages of a part that was not committed")
+        for chunk, txn, part in self._rows("chunks_emptied"):
+            where = f"staged chunk {chunk} ({txn}/{part})"
+            self._report.add("chunk_wrong", where, "its data is gone, and no commit used it")
         for txn, part, chunk in self._rows("parts_without_rows"):
             self._report.add(
                 "part_wrong", f"staged part {txn}/{part}", f"committed without its chunk {chunk}"

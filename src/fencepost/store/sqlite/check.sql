@@ -109,7 +109,9 @@ WHERE k.id IS NULL OR p.id > (SELECT indexed_to FROM key_index)
    OR (k.stream, k.principal, k.key) <> (p.stream, p.principal, p.key)
 
 -- name: chunks
-SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks ORDER BY id
+-- Those that have data: of what was purged only the digest is left.
+SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks
+WHERE length(data) > 0 ORDER BY id
 
 -- name: chunks_used
 -- Chunks that are messages: of a part that no commit took, or used more than once.
@@ -121,7 +123,13 @@ GROUP BY c.id HAVING count(*) > 1 OR p.committed IS NULL
 -- name: parts_without_rows
 -- Parts that were committed while some of their chunks are messages of nobody.
 SELECT p.txn, p.part, c.id FROM parts p JOIN chunks c ON c.txn = p.txn AND c.part = p.part
-WHERE p.committed IS NOT NULL AND c.id NOT IN (SELECT chunk FROM log WHERE chunk IS NOT NULL)
+WHERE p.committed IS NOT NULL AND length(c.data) > 0
+  AND c.id NOT IN (SELECT chunk FROM log WHERE chunk IS NOT NULL)
+
+-- name: chunks_emptied
+-- Chunks whose data is gone although no commit took their part.
+SELECT c.id, c.txn, c.part FROM chunks c LEFT JOIN parts p ON p.txn = c.txn AND p.part = c.part
+WHERE length(c.data) = 0 AND p.committed IS NULL
 
 -- name: subscriptions
 SELECT id, name, config, snapshot FROM subscriptions ORDER BY id

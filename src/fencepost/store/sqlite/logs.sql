@@ -147,7 +147,8 @@ SELECT position, count, size, chunk FROM log WHERE stream = ? AND kind <> 0 ORDE
 DELETE FROM log WHERE position = ?
 
 -- name: purge_chunk
-DELETE FROM chunks WHERE id = ?
+-- Its digest stays as long as its part is known: a repeated commit is compared with it.
+UPDATE chunks SET data = x'', lengths = NULL WHERE id = ?
 
 -- name: save_purge
 INSERT INTO purges (stream, path, first, last, runs)

@@ -93,8 +93,22 @@ DELETE FROM chunks WHERE txn = ? AND part = ?
 SELECT txn, part, staged_ms FROM parts
 WHERE committed IS NOT NULL AND (txn, part) > (?, ?) ORDER BY txn, part LIMIT ?
 
+-- name: forget_chunks
+-- What is left of the chunks of parts between two places that were staged long ago and committed,
+-- where the data of all of them is gone.
+DELETE FROM chunks
+WHERE (txn, part) > (?, ?) AND (txn, part) <= (?, ?)
+  AND EXISTS (
+    SELECT 1 FROM parts p
+    WHERE p.txn = chunks.txn AND p.part = chunks.part AND p.committed IS NOT NULL AND p.staged_ms <= ?
+  )
+  AND NOT EXISTS (
+    SELECT 1 FROM chunks c
+    WHERE c.txn = chunks.txn AND c.part = chunks.part AND length(c.data) > 0
+  )
+
 -- name: forget_parts
--- Parts between two places that were staged long ago and committed, and whose data is gone.
+-- Those parts themselves: nothing is left of their chunks.
 DELETE FROM parts
 WHERE (txn, part) > (?, ?) AND (txn, part) <= (?, ?) AND committed IS NOT NULL AND staged_ms <= ?
   AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.txn = parts.txn AND c.part = parts.part)
