@@ -15,6 +15,7 @@ from fencepost.protocol.commits import (
     Part,
     PartIncomplete,
     PartMissing,
+    PartOverfull,
     PartTwice,
     PartUsed,
 )
@@ -178,6 +179,21 @@ async def test_a_part_with_a_missing_chunk_is_not_committed(
 
     await ask_stage(subject, "p", b"x", missing)
     assert isinstance(await ask_commit(subject, item("s", parts=("p",))), Committed)
+
+
+async def test_a_part_has_as_many_chunks_as_the_commit_says(subject: Subject) -> None:
+    """More of them are those of another attempt under the same name."""
+    await subject.made("s")
+    for ordinal in range(2):
+        await ask_stage(subject, "p", b"x", ordinal)
+    counted = {count: item("s", parts=("p",))._replace(chunks=(count,)) for count in (1, 2, 3)}
+
+    more = CommitRefused(0, PartOverfull(Part("t", "p"), 2, 1))
+    assert await ask_commit(subject, counted[1]) == more
+    fewer = CommitRefused(0, PartIncomplete(Part("t", "p"), 2))
+    assert await ask_commit(subject, counted[3]) == fewer
+    assert await subject.content("s") == b""
+    assert isinstance(await ask_commit(subject, counted[2]), Committed)
 
 
 async def test_a_commit_names_a_part_once(subject: Subject) -> None:

@@ -138,6 +138,7 @@ def test_a_walk_of_commits_is_as_documented(walk: Walk) -> None:
     parts = [{"txn": "t", "part": "p"}]
     commit("409 part_incomplete", item("c4", None, parts=parts))
     stage("201", "p", "1", [2])
+    commit("409 part_overfull", item("c4", None, parts=[{**parts[0], "chunks": 2}]))
     commit("400 part_repeated", item("c4", None, parts=parts * 2))
     commit("200", item("c4", None, parts=parts))
     commit("409 part_committed", item("c5", None, parts=parts))

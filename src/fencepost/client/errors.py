@@ -346,6 +346,7 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "part_missing": PartError,
     "part_committed": PartError,
     "part_incomplete": PartError,
+    "part_overfull": PartError,
     "part_repeated": PartError,
     "part_type_mismatch": PartError,
     "writer_not_found": WriterNotFoundError,

@@ -96,6 +96,14 @@ class PartIncomplete(NamedTuple):
     ordinal: int
 
 
+class PartOverfull(NamedTuple):
+    """The part has more chunks than the commit says: somebody else uploads under its name."""
+
+    part: Part
+    chunks: int
+    expected: int
+
+
 class PartTwice(NamedTuple):
     """The commit names the same part twice."""
 
@@ -114,7 +122,7 @@ class PartMismatch(NamedTuple):
     expected: str
 
 
-PartRefusal = PartMissing | PartUsed | PartIncomplete | PartTwice | PartMismatch
+PartRefusal = PartMissing | PartUsed | PartIncomplete | PartOverfull | PartTwice | PartMismatch
 ItemOutcome = AppendOutcome | ItemMissing | ItemDeleted | PartRefusal
 UnstageOutcome = PartDropped | PartMissing | PartUsed
 

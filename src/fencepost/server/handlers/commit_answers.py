@@ -25,6 +25,7 @@ from fencepost.protocol.commits import (
     PartIncomplete,
     PartMismatch,
     PartMissing,
+    PartOverfull,
     PartTwice,
     PartUsed,
     UnstageOutcome,
@@ -139,6 +140,9 @@ def _item_refused(refusal: ItemOutcome) -> Response:
         case PartIncomplete(part, ordinal):
             detail = f"{_shown(part)} lacks its chunk {ordinal}"
             return refused(409, "part_incomplete", "Part incomplete", detail)
+        case PartOverfull(part, chunks, said):
+            detail = f"{_shown(part)} has {chunks} chunks, and the commit says {said}"
+            return refused(409, "part_overfull", "Part overfull", detail)
         case PartMismatch(part, held, expected):
             detail = f"{_shown(part)} holds {held}, not {expected}"
             return refused(409, "part_type_mismatch", "Part type mismatch", detail)

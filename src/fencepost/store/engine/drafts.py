@@ -35,6 +35,7 @@ from fencepost.protocol.commits import (
     PartIncomplete,
     PartMismatch,
     PartMissing,
+    PartOverfull,
     PartRefusal,
     PartTwice,
     PartUsed,
@@ -224,6 +225,8 @@ class Draft:
             if count is not None and len(rows) < count:
                 missing = next((n for n, row in enumerate(rows) if row.ordinal != n), len(rows))
                 return used or PartIncomplete(part, missing)
+            if count is not None and len(rows) > count:
+                return used or PartOverfull(part, len(rows), count)
             for expected, chunk in enumerate(rows):
                 if chunk.ordinal != expected:
                     return used or PartIncomplete(part, expected)
