@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from fencepost.clock import SystemClock
@@ -117,3 +118,33 @@ async def test_two_nodes_that_take_turns_see_each_others_state(
         assert other.turns.counted.turns == 10
     finally:
         await other.close()
+
+
+async def test_a_database_that_isolates_more_by_default_does_not_cost_a_turn(
+    postgres_dsn: str,
+) -> None:
+    """Where a transaction sees what was before its lock, whoever waited for it would be refused."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        name = postgres_dsn.rpartition("/")[2]
+        connection.execute(
+            f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'".encode()
+        )
+    nodes = [
+        await PostgresStore.open(PostgresSettings(url=postgres_dsn), SystemClock())
+        for _ in range(2)
+    ]
+    try:
+        created = asyncio.get_running_loop().create_future()
+        nodes[0].create(Create("s", content_type="text/plain"), created.set_result)
+        assert isinstance(await created, Created)
+
+        async def append_some(store: PostgresStore) -> None:
+            for number in range(50):
+                assert isinstance(await appended(store, b"%d" % number), Appended)
+
+        await asyncio.gather(*map(append_some, nodes))
+
+        assert [node.turns.counted.failed for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            await node.close()

@@ -273,6 +273,7 @@ def test_a_session_has_our_settings(postgres_dsn: str) -> None:
 
     assert dict(rows) == {
         "TimeZone": "UTC",
+        "default_transaction_isolation": "read committed",
         "idle_in_transaction_session_timeout": "5678",
         **database.PLANNING,
         "lock_timeout": "1234",

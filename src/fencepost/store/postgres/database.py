@@ -178,6 +178,8 @@ def session(
         "statement_timeout": str(statement_timeout_ms),
         "idle_in_transaction_session_timeout": str(idle_in_transaction_timeout_ms),
         "TimeZone": "UTC",
+        # Who waited for the turn must then see what was written meanwhile.
+        "default_transaction_isolation": "read committed",
         **PLANNING,
     }
     calls = (f"set_config('{name}', ${place}, false)" for place, name in enumerate(settings, 1))
