@@ -261,16 +261,31 @@ async def test_a_node_that_is_silent_for_long_is_forgotten(postgres_dsn: str) ->
 def test_the_clock_is_the_databases_and_never_goes_back() -> None:
     here = SimClock()
     clock = DatabaseClock(here)
-    asked_ms = here.now_ms()
-    here.advance(10)
 
-    clock.set(asked_ms + 5 + 7_000, asked_ms=asked_ms)
+    clock.set(here.now_ms() + 7_000)
     ahead_ms = clock.now_ms() - here.now_ms()
     before_ms = clock.now_ms()
-    clock.set(here.now_ms() - 60_000, asked_ms=here.now_ms())
+    clock.set(here.now_ms() - 60_000)
 
     assert ahead_ms == 7_000
     assert clock.now_ms() == before_ms
+
+
+def test_an_answer_that_took_long_does_not_put_the_clock_ahead_of_the_databases() -> None:
+    """A lease must not end early because the database stood still for a while."""
+    here, ahead_ms = SimClock(), 7_000
+    clock = DatabaseClock(here)
+
+    here.advance(20_000)  # and only then it looked
+    clock.set(here.now_ms() + ahead_ms)
+    looked_late_ms = clock.now_ms() - here.now_ms()
+    said_ms = here.now_ms() + ahead_ms
+    here.advance(20_000)  # after it had looked
+    clock.set(said_ms)
+    looked_early_ms = clock.now_ms() - here.now_ms()
+
+    assert looked_late_ms == ahead_ms
+    assert looked_early_ms <= ahead_ms
 
 
 async def test_a_node_that_stops_in_the_middle_of_its_turn_does_not_keep_the_others_waiting(

@@ -137,12 +137,12 @@ class Leading:
         """
         settings = self._store.settings
         await connection.fetch("register_node", (self.node, self.url))
-        asked_ms = self._host_clock.now_ms()
         [(database_ms,)] = await connection.fetch("clock_ms")
         if not self._simulated:
-            self.clock.set(database_ms, asked_ms=asked_ms)
-        if asked_ms >= self._turns_watched_ms + settings.turn_idle_ms // 4:
-            self._turns_watched_ms = asked_ms
+            self.clock.set(database_ms)
+        now_ms = self._host_clock.now_ms()
+        if now_ms >= self._turns_watched_ms + settings.turn_idle_ms // 4:
+            self._turns_watched_ms = now_ms
             values = (settings.turn_idle_ms, LIVES)
             for pid, _ in await connection.fetch("end_stuck_turns", values):
                 log.warning("a node stopped while it wrote: its session %d was ended", pid)

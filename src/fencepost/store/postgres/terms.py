@@ -39,11 +39,11 @@ class DatabaseClock:
         self._ahead_ms = 0
         self._last_ms = 0
 
-    def set(self, database_ms: int, *, asked_ms: int) -> None:
-        """The database said what time it is; `asked_ms` is when it was asked, by this process."""
-        # It looked at its clock somewhere between then and now.
-        here_ms = (asked_ms + self._clock.now_ms()) // 2
-        self._ahead_ms = database_ms - here_ms
+    def set(self, database_ms: int) -> None:
+        """The database said just now what time it is."""
+        # It may have looked long ago: then we are behind until it says so again. Being ahead would
+        # end leases before their time.
+        self._ahead_ms = database_ms - self._clock.now_ms()
 
     def now_ms(self) -> int:
         self._last_ms = max(self._last_ms, self._clock.now_ms() + self._ahead_ms)
