@@ -10,7 +10,7 @@ import pytest
 from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.creates import Create, Created
-from fencepost.store.contract import Failed, Missing
+from fencepost.store.contract import Failed, Missing, StreamInfo
 from fencepost.store.engine.deciding import Decider
 from fencepost.store.postgres.ledger import TurnLedger
 from fencepost.store.postgres.requests import Request
@@ -148,3 +148,26 @@ async def test_a_database_that_isolates_more_by_default_does_not_cost_a_turn(
     finally:
         for node in nodes:
             await node.close()
+
+
+async def test_a_look_at_a_stream_does_not_wait_for_those_who_ask_later_that_it_be_made(
+    store: PostgresStore,
+) -> None:
+    """Somebody who makes the stream again and again is always under way."""
+    looked = asyncio.Event()
+
+    async def keep_creating() -> None:
+        while not looked.is_set():
+            created = asyncio.get_running_loop().create_future()
+            store.create(Create("s", content_type="text/plain"), created.set_result)
+            await created
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(keep_creating())
+        try:
+            async with asyncio.timeout(30):
+                for _ in range(10):
+                    assert isinstance(await store.look("s", touch=False), StreamInfo)
+        finally:
+            looked.set()

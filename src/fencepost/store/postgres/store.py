@@ -267,7 +267,7 @@ class PostgresStore:
         self.turns.submit(Request(lambda decider: decider.delete(path), done, _path(path)))
 
     def _reshaping(self, path: str, done: Callable[[Any], None]) -> Callable[[Any], None]:
-        """A stream is being made or ended here: whoever looks at it meanwhile waits for that."""
+        """A stream is being made or ended here: whoever looks at it later waits for that."""
         self._reshaped[path] += 1
 
         def reshaped(outcome: Any) -> None:
@@ -334,7 +334,7 @@ class PostgresStore:
     # Reading
 
     async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:
-        while path in self._reshaped and not self.turns.is_aside(path):
+        if path in self._reshaped and not self.turns.is_aside(path):
             failure = await self.durable()
             if failure is not None:
                 return failure
