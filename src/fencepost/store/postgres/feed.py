@@ -3,7 +3,9 @@
 Every turn leaves a row that says which streams it changed. After a commit a node notifies the
 others, on a connection of its own and once for all commits since the last time; who hears it reads
 the rows of the turns that it has not seen. A notification that is lost costs time and nothing else:
-the rows are looked for every second anyway, and after a connection was lost from where it ended.
+the rows are looked for every second anyway, and after a connection was lost from before it ended:
+a failover to a standby that was behind takes turns back, and their numbers are given anew. Hearing
+of a stream twice does nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ CHANNEL = "fencepost"
 TURNS_PER_LOOK_MAX = 1_000
 STREAMS_PER_LOOK_MAX = 500
 """Streams of the turns that are looked at at once: a large commit changes more."""
+TURNS_AGAIN = TURNS_PER_LOOK_MAX
+"""Turns that are looked at again after a connection was lost."""
 RECONNECT_S = 0.5
 OWN_TURNS_S = 0.02
 """How soon a node looks at its own turns again: its readers know of them already."""
@@ -57,13 +61,11 @@ class Feed:
         *,
         poll_interval_s: float,
         published: Callable[[Sequence[Published]], None],
-        gap: Callable[[], None],
     ) -> None:
         self._node = node
         self._connect = connect
         self._poll_interval_s = poll_interval_s
         self._published = published
-        self._gap = gap
         self.seen = -1
         """The newest turn that this node's readers were told of."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -77,11 +79,13 @@ class Feed:
             try:
                 connection = await self._connect()
                 await connection.listen(CHANNEL)
-                if self.seen < 0:
-                    [(self.seen, _)] = await connection.fetch("last_turn")
+                [(turn, _)] = await connection.fetch("last_turn")
+                self.seen = turn if self.seen < 0 else max(0, min(self.seen, turn) - TURNS_AGAIN)
                 await self._follow(connection)
             except psycopg.Error as error:
                 log.warning("the feed of turns is interrupted: %s", str(error).strip())
+            except Exception:
+                log.exception("the feed of turns failed and will be tried again")
             finally:
                 if connection is not None:
                     await connection.close()
@@ -119,9 +123,6 @@ class Feed:
             if not rows:
                 return
             turns = [Turn(*row) for row in rows]
-            if turns[0].turn > self.seen + 1 and self.seen >= 0:
-                log.warning("turns %d to %d are gone", self.seen + 1, turns[0].turn - 1)
-                self._gap()
             await self._tell(connection, turns)
             for turn in turns:
                 if turn.since is not None:

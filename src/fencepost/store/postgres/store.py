@@ -114,7 +114,6 @@ class PostgresStore:
             dial,
             poll_interval_s=settings.poll_interval_ms / 1000,
             published=self._told,
-            gap=self._gap,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Never resolved with an error: a database that is away may come back."""
@@ -420,14 +419,6 @@ class PostgresStore:
     def _lost(self) -> None:
         """A turn failed: what was decided in it is void."""
         self.lookups.close()
-        for watcher in self.decider.watchers:
-            watcher.reset()
-
-    def _gap(self) -> None:
-        """This node was away for longer than turns are remembered.
-
-        Nobody has waited for a stream that long; whoever keeps state of its own starts over.
-        """
         for watcher in self.decider.watchers:
             watcher.reset()
 
