@@ -391,6 +391,25 @@ def test_a_step_that_fails_leaves_nothing_behind(
         assert tables.fetchall() == [(None, None)]
 
 
+def test_a_step_does_not_wait_long_for_a_table_that_somebody_uses_and_says_so(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All servers would wait behind it, as long as a dump takes."""
+    step = (9999, "waiting", "ALTER TABLE turns ADD COLUMN more bigint")
+    monkeypatch.setattr(schema, "STEPS", [*schema.STEPS, step])
+    monkeypatch.setattr(schema, "TABLE_LOCK_TIMEOUT_S", 0.05)
+
+    with psycopg.connect(postgres_dsn) as dump, closing(connect(at(postgres_dsn))) as connection:
+        dump.execute("LOCK TABLE turns IN ACCESS SHARE MODE")
+
+        with pytest.raises(UnusableDatabaseError, match=r"9999 \(waiting\).*nothing was changed"):
+            migrate(connection)
+
+        dump.rollback()
+        assert migrate(connection).pending
+        assert not migrate(connection).pending
+
+
 def test_a_database_of_a_newer_version_is_refused(postgres_dsn: str) -> None:
     with closing(connect(at(postgres_dsn))) as connection:
         connection.raw.execute("INSERT INTO migrations VALUES (9999, 'later', now())")

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator
 
 import psycopg
+from psycopg import errors
 
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.postgres.database import (
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MIGRATION_LOCK = 0x66656E6365
 """Of the advisory lock: any number, as long as it is always the same."""
-TABLE_LOCK_TIMEOUT = "5s"
+TABLE_LOCK_TIMEOUT_S = 5.0
 STEPS = load_migrations("fencepost.store.postgres.migrations")
 
 
@@ -100,18 +101,29 @@ def _migrating(connection: PostgresConnection) -> Iterator[None]:
 
 
 def _take(connection: PostgresConnection, step: Step) -> None:
-    with connection:
-        # A step over much data has no bound of its own.
-        _say(connection, "SET LOCAL statement_timeout = 0")
-        _say(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_TIMEOUT}'")
-        _say(
-            connection,
-            "CREATE TABLE IF NOT EXISTS migrations ("
-            "number bigint PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL)",
-        )
-        _say(connection, step.sql)
-        _say(connection, f"INSERT INTO migrations VALUES ({step.number}, '{step.name}', now())")
+    try:
+        with connection:
+            _take_within(connection, step)
+    except errors.LockNotAvailable as error:
+        raise UnusableDatabaseError(
+            f"step {step.number} ({step.name}) of its schema needs a table that another session has"
+            f" been using for {TABLE_LOCK_TIMEOUT_S:g} s, a backup for instance: nothing was"
+            " changed, try again when that is over"
+        ) from error
     log.info("schema version %d (%s)", step.number, step.name)
+
+
+def _take_within(connection: PostgresConnection, step: Step) -> None:
+    # A step over much data has no bound of its own.
+    _say(connection, "SET LOCAL statement_timeout = 0")
+    _say(connection, f"SET LOCAL lock_timeout = {TABLE_LOCK_TIMEOUT_S * 1000:.0f}")
+    _say(
+        connection,
+        "CREATE TABLE IF NOT EXISTS migrations ("
+        "number bigint PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL)",
+    )
+    _say(connection, step.sql)
+    _say(connection, f"INSERT INTO migrations VALUES ({step.number}, '{step.name}', now())")
 
 
 def _say(connection: PostgresConnection, text: str) -> None:
