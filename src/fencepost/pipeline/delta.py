@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import (
     AddAction,
     CommitProperties,
@@ -54,10 +54,12 @@ class DeltaBook:
     def __init__(self, root: Path, query: str | None = None) -> None:
         self._root = root
         self._query = query
+        self._loaded: dict[str, DeltaTable] = {}
+        """The tables as they were read: a commit goes on top of these, and of nothing newer."""
 
     def load(self) -> Contents:
         """The tables as their logs have them; a table that was never committed is not there."""
-        found = dict(self._tables())
+        found = self._loaded = dict(self._tables())
         # Whether the folder holds one table of rows or many of state, this one is written last.
         last = found.get(ROWS) or found.get(STREAMS)
         position = -1 if last is None else last.transaction_version(POSITION)
@@ -111,14 +113,15 @@ class DeltaBook:
         done = [Transaction(POSITION, mark.position)]
         if mark.query is not None and mark.batch is not None:
             done.append(Transaction(mark.query, mark.batch))
-        properties = CommitProperties(app_transactions=done, max_commit_retries=0)
+        # Delta goes on over a commit that came meanwhile and does not concern this one, as a
+        # vacuum's; over one with a transaction of the same application it does not.
+        properties = CommitProperties(app_transactions=done)
         schema = arrow_schema(StructType.fromJson(msgspec.json.decode(change.schema)))
         adds = [_add(file, now_ms) for file in change.add]
         folder = self.root_of(name)
+        table = self._loaded.get(name)
         try:
-            try:
-                table = DeltaTable(str(folder))
-            except TableNotFoundError:
+            if table is None:
                 folder.mkdir(parents=True, exist_ok=True)
                 create_table_with_add_actions(
                     str(folder),
