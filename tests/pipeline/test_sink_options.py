@@ -34,6 +34,10 @@ from tests.pipeline.sink_support import schema_of
             "missing: type, key, operation, unknown: id",
         ),
         ("value string", {"stream": "s", "sinkName": "x" * 300}, "sinkName .* 256 bytes"),
+        ("value string", {"stream": "a//b"}, "option stream is 'a//b': .* like a path"),
+        ("value string", {"stream": "orders/*"}, "stream is 'orders/\\*': it must be one path"),
+        ("value string", {"stream": "s", "sinkName": "a/../b"}, "sinkName .* like a path"),
+        ("value string", {"stream": "s", "contentType": "json"}, "contentType .* text/plain"),
         ("value string", {"stream": "s", "url": "nonsense"}, "url"),
         ("id variant", {"stream": "s"}, "to_json"),
     ],
@@ -43,6 +47,13 @@ def test_a_wrong_option_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(OptionError, match=complaint):
         sink_options(given, schema_of(schema), False, streaming=True)
+
+
+def test_a_job_that_no_server_would_take_is_refused_by_its_name() -> None:
+    with pytest.raises(OptionError, match=r"option jobId is 'monday/': .* like a path"):
+        sink_options(
+            {"stream": "s", "jobId": "monday/"}, schema_of("v other"), False, streaming=False
+        )
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -270,7 +270,7 @@ def _explained(
                 " staging_ttl_s seconds, and the driver came later. Nothing of this batch was"
                 f" written; start the query again, and {SMALLER}, or raise staging_ttl_s"
             )
-        case TooLargeError():
+        case TooLargeError() if error.code != "path_too_long":
             return CommitTooLargeError(f"the server refuses the commit: {error.detail}; {SMALLER}")
         case StreamNotFoundError():
             return MissingStreamError(

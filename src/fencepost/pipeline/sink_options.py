@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from fencepost.client.settings import JSON
 from fencepost.pipeline.connection import Connection, connection_of
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.options import Options
+from fencepost.protocol.globs import BadGlob, parse_glob
 
 CHUNK_BYTES_MAX = 1 << 20
 CHUNK_BYTES_MIN = 1024
@@ -32,6 +34,7 @@ NAME_BYTES_MAX = 256
 FORMATS = ("value", "json", "state")
 STATE_COLUMNS = ("type", "key", "operation", "value", "old_value", "txid", "timestamp")
 STATE_REQUIRED = ("type", "key", "operation")
+_CONTENT_TYPE = re.compile(r"[^\s/;]+/[^\s/;]+(;[^\r\n]*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +69,14 @@ def sink_options(
         raise OptionError(f'streams only grow: write with {how}("append")')
     options = Options(given)
     columns = schema.fieldNames()
-    stream = options.text("stream")
+    stream = _path(options, "stream")
+    if stream is not None and "*" in stream:
+        raise options.refusal("stream", "one path; a column stream sends rows to many streams")
     if "path" in options:
         raise OptionError("there is no option path: give the option stream, and save() nothing")
     _check_target(stream, schema)
     payload = tuple(name for name in columns if name != "stream")
-    sink_name = options.text("sinkName")
+    sink_name = _path(options, "sinkName")
     if sink_name is not None and len(sink_name.encode()) > NAME_BYTES_MAX:
         raise options.refusal("sinkName", f"at most {NAME_BYTES_MAX} bytes long")
     if streaming and stream is None and sink_name is None:
@@ -81,6 +86,8 @@ def sink_options(
         )
     content_type = options.text("contentType", JSON)
     assert content_type is not None
+    if _CONTENT_TYPE.fullmatch(content_type) is None:
+        raise options.refusal("contentType", f"a type like {JSON} or text/plain")
     default = "value" if "value" in payload else "json"
     kind = options.choice("format", FORMATS, default)
     chunk_bytes = options.integer(
@@ -97,12 +104,21 @@ def sink_options(
         chunk_bytes=chunk_bytes,
         fail_on_mismatch=options.choice("onReplayMismatch", ("warn", "fail"), "warn") == "fail",
         allow_new=options.flag("allowNewCheckpoint", False),
-        job_id=None if streaming else options.text("jobId"),
+        job_id=None if streaming else _path(options, "jobId"),
         columns=payload,
     )
     options.refuse_others({"jobid": " for a stream: its checkpoint is what names its batches"})
     _check_columns(found, schema)
     return found
+
+
+def _path(options: Options, name: str) -> str | None:
+    """A path, or a name that the server takes as one."""
+    value = options.text(name)
+    glob = None if value is None else parse_glob(value)
+    if isinstance(glob, BadGlob):
+        raise options.refusal(name, f"written like a path, orders/eu: {glob.detail}")
+    return value
 
 
 def _check_target(stream: str | None, schema: StructType) -> None:
