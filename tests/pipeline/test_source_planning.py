@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
@@ -180,3 +181,11 @@ def test_narrowing_is_worth_it_for_each_kind_of_column() -> None:
     assert (by_position.after, by_position.until) == (4, 8)
     assert by_time.from_ms == 1_767_225_600_000
     assert by_contradiction.selection.nothing
+
+
+@pytest.mark.parametrize("path", ["", "/a", "a//b", "a/..", "a\nb", "__audit", "x" * 2000])
+def test_what_a_server_cannot_be_asked_for_is_left_to_spark(path: str) -> None:
+    everything = Narrowing(Selection(match="**"))
+
+    for one in (EqualTo(("stream",), path), In(("stream",), ("orders/1", path))):
+        assert narrowed(everything, [one]) == everything

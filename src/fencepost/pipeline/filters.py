@@ -25,6 +25,9 @@ from pyspark.sql.datasource import (
 
 from fencepost.pipeline.selecting import STREAMS_MAX, Selection
 from fencepost.protocol.globs import BadGlob, parse_glob
+from fencepost.protocol.limits import Limits
+
+PATH_BYTES_MAX = Limits().path_bytes_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,24 @@ def _by_stream(selection: Selection, one: Filter) -> Selection:
     kept = tuple(sorted(path for path in wanted if selection.takes(path)))
     if not kept:
         return Selection(nothing=True)
-    return Selection(kept) if len(kept) <= STREAMS_MAX else selection
+    return Selection(kept) if len(kept) <= STREAMS_MAX and all(map(_is_plain, kept)) else selection
+
+
+def _is_plain(path: str) -> bool:
+    """Whether the server can be asked for a path; it refuses its own, and what is no path."""
+    is_long = len(path.encode()) > PATH_BYTES_MAX
+    return not (is_long or path.startswith("__") or isinstance(parse_glob(path), BadGlob))
 
 
 def _by_prefix(selection: Selection, prefix: str) -> Selection:
     if selection.match is None:
         kept = tuple(path for path in selection.streams if path.startswith(prefix))
         return Selection(kept, nothing=not kept)
-    # Patterns cannot be intersected; one that takes everything can be replaced.
-    if selection.match != "**" or "*" in prefix:
-        return selection
     pattern = f"{prefix}**" if prefix.endswith("/") else f"{prefix}*/**"
-    return selection if isinstance(parse_glob(pattern), BadGlob) else Selection(match=pattern)
+    # Patterns cannot be intersected; one that takes everything can be replaced.
+    if selection.match != "**" or "*" in prefix or not _is_plain(pattern):
+        return selection
+    return Selection(match=pattern)
 
 
 def _by_position(narrowing: Narrowing, one: Filter) -> Narrowing:
