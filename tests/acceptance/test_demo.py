@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,27 @@ def test_the_demo_proves_what_it_shows_and_leaves_nothing_behind(tmp_path: Path)
     assert told["clean"]
     assert [claim["holds"] for claim in told["claims"]] == [True] * 4
     assert (kept / "audit.png").stat().st_size > 0
+    assert not _running_below(kept)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_in_the_middle_leaves_nothing_running(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    kept = tmp_path / "kept"
+    demo = subprocess.Popen(
+        # So many that it is still producing them, which is before it starts a Spark.
+        [*_FENCEPOST, "demo", "--orders", "10000000", "--keep", str(kept)],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (kept / "data" / "fencepost.db").exists():
+        assert demo.poll() is None
+    assert len(_running_below(kept)) == 2
+
+    demo.send_signal(how)
+
+    assert demo.wait(60) == 130
     assert not _running_below(kept)
 
 

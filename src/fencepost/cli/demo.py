@@ -30,6 +30,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import fencepost
+from fencepost.cli.interrupts import ended_as_by_ctrl_c
 from fencepost.cli.render import REFUSED
 
 ORDERS_DEFAULT = 20_000
@@ -146,7 +147,7 @@ def demo(
     server = Server(folder)
     began = time.monotonic()
     try:
-        with _progress(console) as progress:
+        with ended_as_by_ctrl_c(), _progress(console) as progress:
             claims = _show(folder, server, orders, progress)
     except (DemoError, fencepost.FencepostError) as error:
         console.print(f"fencepost: the demo could not go on: {error}", style="red", markup=False)
@@ -213,23 +214,28 @@ def _produce(server: Server, orders: int, progress: Progress) -> int:
     step = progress.add_task("producing orders", total=orders)
     kill_at = {orders // 3, 2 * orders // 3}
     restarting: threading.Thread | None = None
-    with fencepost.connect(server.url) as client:
-        stream = client.create("demo/orders", content_type="application/json")
-        with stream.producer("shop", batch_bytes_max=16 << 10) as producer:
-            for number in range(orders):
-                country, currency = COUNTRIES[number % len(COUNTRIES)]
-                amount = round(5 + number * 7919 % 20_000 / 100, 2)
-                producer.append(
-                    {"id": number, "country": country, "currency": currency, "amount": amount}
-                )
-                if number in kill_at:
-                    if restarting is not None:
-                        restarting.join()
-                    restarting = threading.Thread(target=server.kill_and_restart)
-                    restarting.start()
-                    progress.update(step, description="producing orders (the server was killed)")
-                if number % 500 == 0:
-                    progress.update(step, completed=number)
+    try:
+        with fencepost.connect(server.url) as client:
+            stream = client.create("demo/orders", content_type="application/json")
+            with stream.producer("shop", batch_bytes_max=16 << 10) as producer:
+                for number in range(orders):
+                    country, currency = COUNTRIES[number % len(COUNTRIES)]
+                    amount = round(5 + number * 7919 % 20_000 / 100, 2)
+                    producer.append(
+                        {"id": number, "country": country, "currency": currency, "amount": amount}
+                    )
+                    if number in kill_at:
+                        if restarting is not None:
+                            restarting.join()
+                        restarting = threading.Thread(target=server.kill_and_restart)
+                        restarting.start()
+                        progress.update(
+                            step, description="producing orders (the server was killed)"
+                        )
+                    if number % 500 == 0:
+                        progress.update(step, completed=number)
+    finally:
+        # Also when it is interrupted: a server that is only just being started could not be ended.
         if restarting is not None:
             restarting.join()
     progress.update(step, description="orders produced", completed=orders)

@@ -51,3 +51,19 @@ def interrupts() -> Iterator[Interrupts]:
         yield noted
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Let a request to end, or a closed terminal, do what Ctrl-C does: what was begun ends too."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    asked = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(one, interrupt) for one in asked]
+    try:
+        yield
+    finally:
+        for one, handler in zip(asked, before, strict=True):
+            signal.signal(one, handler)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fencepost.cli.interrupts import ended_as_by_ctrl_c
 from fencepost.cli.options import AsJson, Token, Url
 from fencepost.cli.pipeline_spark import (
     DryRun,
@@ -123,11 +122,7 @@ def _follow(
     from fencepost.pipeline import tables
     from fencepost.pipeline.metrics import watch
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
-    with watch(job.spark, port=port) as watching:
+    with ended_as_by_ctrl_c(), watch(job.spark, port=port) as watching:
         if watching.port is not None:
             print(f"metrics on http://127.0.0.1:{watching.port}/metrics", file=sys.stderr)
         query = tables.follow(job.spark, to, name=f"table {to.name}", **settings)
