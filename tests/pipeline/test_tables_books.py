@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from fencepost.pipeline.manifests import CommitConflictError
 from fencepost.pipeline.tables_applying import Format, book_of
 from fencepost.pipeline.tables_files import ROWS, Book, File, Mark, TableChange
-from fencepost.pipeline.tables_writing import UNBUCKETED
+from fencepost.pipeline.tables_writing import UNBUCKETED, written_files
 
 COLUMNS = StructType([StructField("position", LongType())])
 
@@ -61,3 +61,17 @@ def test_a_vacuum_while_a_commit_is_prepared_does_not_refuse_it(tmp_path: Path) 
 
     assert len(removed) == 1
     assert book.load().position == 1
+
+
+def test_what_a_slow_copy_of_a_task_still_writes_is_no_file_of_the_table(tmp_path: Path) -> None:
+    attempt = tmp_path / "_temporary" / "0" / "_temporary" / "attempt_7"
+    for folder in (tmp_path / "_bucket=1", attempt / "_bucket=1"):
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"position": [1, 2]}), folder / "part.parquet")
+    (attempt / "torn.parquet").write_bytes(b"PAR1")
+
+    files = written_files(tmp_path, tmp_path)
+
+    assert [(file.path, file.bucket, file.rows) for file in files] == [
+        ("_bucket=1/part.parquet", 1, 2)
+    ]

@@ -21,6 +21,8 @@ from fencepost.pipeline.tables_files import File, sync_folder
 
 BUCKET = "_bucket"
 UNBUCKETED = -1
+UNFINISHED = "_temporary"
+"""Below a folder that Spark writes to: what tasks have not handed over yet."""
 _IN_PATH = re.compile(rf"{BUCKET}=(\d+)/")
 
 
@@ -44,14 +46,14 @@ def write_bucketed(
     folder = _new_folder(place)
     parted = rows.withColumn(BUCKET, bucket).repartition(max(1, touched), F.col(BUCKET))
     parted.write.partitionBy(BUCKET).parquet(str(folder))
-    return _written(folder, root)
+    return written_files(folder, root)
 
 
 def write_plain(rows: DataFrame, place: Path, root: Path) -> tuple[File, ...]:
     """Write rows to new files as they are partitioned."""
     folder = _new_folder(place)
     rows.write.parquet(str(folder))
-    return _written(folder, root)
+    return written_files(folder, root)
 
 
 def read_files(
@@ -69,10 +71,15 @@ def _new_folder(place: Path) -> Path:
     return place / os.urandom(8).hex()
 
 
-def _written(folder: Path, root: Path) -> tuple[File, ...]:
-    """The files that a write left, made durable; files without rows are not worth naming."""
+def written_files(folder: Path, root: Path) -> tuple[File, ...]:
+    """The files that a write left, made durable; files without rows are not worth naming.
+
+    An attempt that lost to its copy may still be writing, where Spark has it write.
+    """
     files = []
     for path in sorted(folder.rglob("*.parquet")):
+        if UNFINISHED in path.relative_to(folder).parts:
+            continue
         rows = pq.read_metadata(path).num_rows
         if not rows:
             continue
