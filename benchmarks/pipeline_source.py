@@ -30,6 +30,7 @@ from fencepost.pipeline.formats import messages
 
 APPEND_MESSAGES = 500
 COMMIT_STREAMS = 5_000
+STREAM_MESSAGES = 5
 BATCHES = 12
 MESSAGE = b'{"order":1%09d,"pad":"' + b"x" * 71 + b'"}'
 
@@ -137,18 +138,24 @@ def _micro_batches(spark: SparkSession, url: str, folder: Path, table: Table) ->
 def _many_streams(
     spark: SparkSession, url: str, folder: Path, options: argparse.Namespace, table: Table
 ) -> None:
+    rows = STREAM_MESSAGES * options.streams
     with fencepost.connect(url) as client:
-        for first in range(0, options.streams, COMMIT_STREAMS):
-            last = min(first + COMMIT_STREAMS, options.streams)
+        for start in range(0, rows, COMMIT_STREAMS):
+            # One round over all streams after another: neighbours in the log are of other streams.
+            numbers = range(start, min(start + COMMIT_STREAMS, rows))
             client.commit(
-                fencepost.CommitAppend(stream=f"many/{n}", messages=[n], auto_create=True)
-                for n in range(first, last)
+                fencepost.CommitAppend(
+                    stream=f"many/{n % options.streams}",
+                    messages=[msgspec.Raw(MESSAGE % n)],
+                    auto_create=True,
+                )
+                for n in numbers
             )
     frame = _source(spark, url, match="many/*")
-    assert frame.count() == options.streams
-    rates = [options.streams / _timed(lambda: _drained(frame)) for _ in range(options.runs)]
+    assert frame.count() == rows
+    rates = [rows / _timed(lambda: _drained(frame)) for _ in range(options.runs)]
     table.add_row(
-        f"source over {options.streams:,} streams",
+        f"source, batch, over {options.streams:,} streams",
         f"{statistics.median(rates):,.0f} rows/s",
         ", ".join(f"{rate:,.0f}" for rate in rates),
     )

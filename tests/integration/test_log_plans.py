@@ -14,7 +14,8 @@ import pytest
 from fencepost.protocol.globs import Glob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import Part, Selection
-from fencepost.store.engine import plans, purges
+from fencepost.store.engine import log_spans, plans, purges
+from fencepost.store.engine.log_sources import STREAMS_MAX
 from fencepost.store.engine.logs import SqlLogs, read_log
 from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import LogChunk, LogQuery, Plan, PlanQuery
@@ -122,6 +123,8 @@ class OneConnection(Readers[SqliteConnection]):
 
 ROWS = 30_000
 STREAMS = 10
+ALONE = range(10_000, 20_000)
+"""Positions that are all of the first stream."""
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +147,9 @@ def filled(server_process: ServerProcess, tmp_path_factory: pytest.TempPathFacto
             "INSERT INTO log (position, stream, kind, start_bytes, version, count, size, at_ms,"
             " data) VALUES (?, ?, 0, ?, ?, 1, ?, ?, ?)",
             [
-                (at, 1001 + at % STREAMS, at * 10, at // STREAMS, at % 9, at, b"x" * (at % 9))
+                (at, stream, at * 10, at // STREAMS, at % 9, at, b"x" * (at % 9))
                 for at in range(ROWS)
+                for stream in [1001 if at in ALONE else 1001 + at % STREAMS]
             ],
         )
         target.execute("UPDATE counters SET next_position = ?", (ROWS,))
@@ -205,13 +209,22 @@ async def test_what_is_written_down_in_advance_changes_no_plan(
         *SELECTIONS,
         Selection(globs=[glob("many/*")]),
         Selection(globs=[glob("*/7"), glob("many/2*")]),
+        Selection(globs=[glob("many/1*")]),
         Selection(["many/1"], [glob("**/9")], Part(0, 2)),
     ],
 )
 @pytest.mark.parametrize("limit", [100, 5_000, 100_000])
+@pytest.mark.parametrize("streams_max", [STREAMS_MAX, 0])
 def test_however_rows_are_found_they_are_the_selected_ones_in_order(
-    filled: Path, selection: Selection, limit: int
+    filled: Path,
+    selection: Selection,
+    limit: int,
+    streams_max: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(log_spans, "STREAMS_MAX", streams_max)
+    monkeypatch.setattr(log_spans.Span, "block_positions", 1_000)
+    monkeypatch.setattr(log_spans.Search, "enough_positions", 12_000)
     connection = SqliteConnection(connect(filled))
     paths: dict[Any, Any] = dict(connection.raw.execute("SELECT id, path FROM streams"))
     wanted = [
@@ -232,6 +245,7 @@ def test_however_rows_are_found_they_are_the_selected_ones_in_order(
         if chunk.rows is not None:
             assert len(chunk.rows.positions) <= limit
             assert max(chunk.rows.positions) <= after
+            assert chunk.rows.names.keys() >= set(chunk.rows.streams.values())
             seen += chunk.rows.positions
 
     assert seen == wanted
@@ -250,7 +264,7 @@ async def test_a_purge_keeps_plans_exact_and_is_told_to_those_it_concerns(filled
 
     [(rows, size)] = connection.raw.execute("SELECT count(*), sum(size) FROM log").fetchall()
     assert plan.end.weight == (rows, size)
-    assert rows == ROWS - ROWS // STREAMS
+    assert rows == ROWS - (ROWS - len(ALONE)) // STREAMS
     last = ROWS - STREAMS + 4
     assert plan.pruned == last
     assert (await planned(connection, ask(Selection(["many/5"])))).pruned == last

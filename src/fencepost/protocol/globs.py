@@ -23,12 +23,14 @@ class BadGlob(NamedTuple):
 class Glob:
     """A pattern that is understood."""
 
-    __slots__ = ("_exact", "_runs", "_shortest", "prefix", "text")
+    __slots__ = ("_rest", "_runs", "_shortest", "_stem", "prefix", "text")
 
     def __init__(self, text: str) -> None:
         segments = text.split("/")
         self.text = text
-        self._exact = "*" not in text
+        # Most patterns have one wildcard, at their end: the log matches thousands of paths a page.
+        self._stem, star, rest = text.partition("*")
+        self._rest = star + rest
         self._runs = _runs(segments)
         self._shortest = sum(map(len, self._runs))
         literal = []
@@ -42,12 +44,17 @@ class Glob:
     @property
     def is_exact(self) -> bool:
         """Whether the pattern is simply a path."""
-        return self._exact
+        return not self._rest
 
     def matches(self, path: str) -> bool:
         """Whether `path` as a whole is what the pattern describes."""
-        if self._exact:
-            return path == self.text
+        stem, rest = self._stem, self._rest
+        if not rest:
+            return path == stem
+        if rest == "*":
+            return path.startswith(stem) and path.find("/", len(stem)) < 0
+        if rest == ANY:
+            return path.startswith(stem) or path == stem[:-1]
         segments = path.split("/")
         runs = self._runs
         if len(runs) == 1:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fencepost.protocol.logs import Part, Selection
 from fencepost.store.engine.database import Connection, Row
+from fencepost.store.log_contract import Named
 
 SHORT_RANGE = 16_384
 """Up to so many positions a look at every row is cheaper than the index by stream."""
@@ -51,10 +52,6 @@ class Source(NamedTuple):
 
     name: str
     values: dict[str, object]
-
-    def between(self, low: int, high: int) -> Source:
-        """The same within a narrower range; rows known by their positions stay as they are."""
-        return Source(self.name, self.values | {"low": low, "high": high})
 
 
 def in_range(low: int, high: int, part: Part | None, ids: Iterable[int] | None = None) -> Source:
@@ -96,10 +93,34 @@ def resolve(connection: Connection, selection: Selection, ids_max: int) -> list[
     return sorted(ids) if len(ids) <= ids_max else None
 
 
-def ids_between(connection: Connection, selection: Selection, low: int, high: int) -> list[int]:
-    """The selected incarnations that have rows in a range."""
+class Found(NamedTuple):
+    """The selected incarnations that have rows in a range, and whether there are no others."""
+
+    names: dict[int, Named]
+    are_all: bool
+
+    def source(self, low: int, high: int, part: Part | None) -> Source:
+        """Their rows in the range, or in part of it."""
+        # Where all are wanted no row has to be compared.
+        return in_range(low, high, part, None if self.are_all else self.names)
+
+
+def streams_between(connection: Connection, selection: Selection, low: int, high: int) -> Found:
+    """Look for the selected incarnations in a range."""
     found = run(connection, "distinct_streams", in_range(low, high, selection.part))
-    return [stream for stream, path in found if selection.takes(stream, path)]
+    names = {
+        stream: Named(path, content_type)
+        for stream, path, content_type in found
+        if selection.takes(stream, path)
+    }
+    return Found(names, len(names) == len(found))
+
+
+def selected(connection: Connection, selection: Selection, low: int, high: int) -> Source:
+    """The selected rows that start in a range."""
+    if not selection.by_path:
+        return in_range(low, high, selection.part)
+    return streams_between(connection, selection, low, high).source(low, high, selection.part)
 
 
 def first_place(connection: Connection, stream: int, position: int) -> int | None:

@@ -2,36 +2,24 @@
 
 First the sizes of the rows from the asked position on decide how many fit; then the columns of just
 those are gathered, each by one aggregate, inside the database and without the interpreter's lock.
-Which rows are looked at depends on the selection: all of a range, those of a part, those of some
-streams in a range, or, for a few streams in a long log, only those that the index by stream names.
+Which rows are looked at depends on the selection (`log_spans.py`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from fencepost.protocol.limits import Limits
-from fencepost.protocol.logs import ROW_BYTES, LogRow, Selection, fitting, fitting_in_row
+from fencepost.protocol.logs import ROW_BYTES, LogRow, fitting, fitting_in_row
 from fencepost.store.engine import plans, purges
 from fencepost.store.engine.database import Connection
-from fencepost.store.engine.log_sources import (
-    SHORT_RANGE,
-    STREAMS_MAX,
-    Source,
-    ends_of,
-    first_place,
-    head_of,
-    ids_between,
-    in_range,
-    resolve,
-    row_start,
-    run,
-)
+from fencepost.store.engine.log_sources import Source, ends_of, head_of, run
+from fencepost.store.engine.log_spans import Span, choose
 from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import (
     BeyondHead,
@@ -47,10 +35,6 @@ from fencepost.store.log_contract import (
 
 T = TypeVar("T")
 
-BLOCK_POSITIONS = 8_192
-"""Positions whose sizes are fetched at once."""
-SEARCH_POSITIONS = 65_536
-"""Positions that are searched at once for the streams of a pattern."""
 _INTEGERS = msgspec.json.Decoder(list[int])
 _TEXTS_OR_NOT = msgspec.json.Decoder(list[str | None])
 
@@ -83,14 +67,6 @@ class SqlLogs:
         return await plans.make(self._readers, query)
 
 
-class _Span(NamedTuple):
-    """Rows to look at, and how far up they answer for every position."""
-
-    source: Source
-    low: int
-    high: int
-
-
 def read_log(
     connection: Connection, query: LogQuery, limits: Limits
 ) -> LogChunk | Pruned | BeyondHead:
@@ -104,69 +80,12 @@ def read_log(
     low = after + 1
     rows, at = None, max(after, until)
     if low <= until:
-        span = _choose(connection, query, low, until, limits)
+        span = choose(connection, query, low, until, limits)
         rows, at = _rows_of(connection, span, query, low)
     pruned = purges.last_purged(connection, query.selection, low, at)
     if pruned is not None and not query.skip_pruned:
         return Pruned(pruned, head)
     return LogChunk(rows, after, at, until, head, pruned)
-
-
-def _choose(connection: Connection, query: LogQuery, low: int, until: int, limits: Limits) -> _Span:
-    selection = query.selection
-    first = row_start(connection, low)
-    high = min(until, low + limits.log_scan_max - 1)
-    if not selection.by_path:
-        return _Span(in_range(first, high, selection.part), first, high)
-    if until - low >= SHORT_RANGE:
-        ids = resolve(connection, selection, STREAMS_MAX)
-        if ids is not None:
-            return _by_index(connection, ids, first, until, query.messages_max)
-    return _search(connection, selection, first, high)
-
-
-def _search(connection: Connection, selection: Selection, low: int, high: int) -> _Span:
-    """The next stretch in which selected streams have rows."""
-    at = low
-    while True:
-        stop = min(at + SEARCH_POSITIONS - 1, high)
-        ids = ids_between(connection, selection, at, stop)
-        if ids or stop == high:
-            return _Span(in_range(at, stop, None, ids), at, stop)
-        at = stop + 1
-
-
-def _by_index(
-    connection: Connection, ids: Sequence[int], low: int, until: int, rows_max: int
-) -> _Span:
-    positions: list[int] = []
-    high = until
-    for stream in ids:
-        positions += _of_stream(connection, stream, low, high, rows_max + 1)
-        positions.sort()
-        if len(positions) > rows_max:
-            # What is beyond the bound is not asked for: nor need the other streams give it.
-            high = positions[rows_max] - 1
-            del positions[rows_max:]
-    return _Span(Source("source_positions", {"positions": json.dumps(positions)}), low, high)
-
-
-def _of_stream(
-    connection: Connection, stream: int, low: int, high: int, limit: int
-) -> Iterator[int]:
-    """The positions of a stream's rows in a range, messages first, then markers."""
-    place = first_place(connection, stream, low)
-    if place is not None:
-        for (position,) in run(
-            connection, "positions_of_stream", stream=stream, place=place, limit=limit
-        ):
-            if position > high:
-                break
-            yield position
-    for (position,) in run(
-        connection, "markers_of_stream", stream=stream, low=low, high=high, limit=limit
-    ):
-        yield position
 
 
 class _Measured:
@@ -215,27 +134,29 @@ def _joined(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:
 
 
 def _rows_of(
-    connection: Connection, span: _Span, query: LogQuery, low: int
+    connection: Connection, span: Span, query: LogQuery, low: int
 ) -> tuple[LogRows | None, int]:
     """The rows of a span that fit into an answer, and the last position that it then covers."""
     measured = _Measured()
     at = span.low
     while at <= span.high:
-        stop = span.high
-        if span.source.name != "source_positions":
-            stop = min(at + BLOCK_POSITIONS - 1, span.high)
-        measured.add(connection, span.source.between(at, stop))
+        stop = min(at + span.block_positions - 1, span.high)
+        block = span.block(at, stop)
+        if block is not None:
+            measured.add(connection, block)
         at = stop + 1
         if measured.messages > query.messages_max or measured.cost > query.bytes_max:
-            return _cut_rows(connection, span.source, measured, query, low)
+            return _cut_rows(connection, span, measured, query, low)
+        if measured.sizes and at - span.low >= span.enough_positions:
+            break
     if not measured.sizes:
         return None, span.high
-    return _gather(connection, span.source, measured, low, span.high), span.high
+    return _gather(connection, span, measured, low, at - 1), at - 1
 
 
 def _cut_rows(
     connection: Connection,
-    source: Source,
+    span: Span,
     measured: _Measured,
     query: LogQuery,
     low: int,
@@ -260,18 +181,15 @@ def _cut_rows(
     del measured.sizes[rows:]
     if measured.counts is not None:
         del measured.counts[rows:]
-    return _gather(connection, source, measured, low, last), last
+    return _gather(connection, span, measured, low, last), last
 
 
 def _gather(
-    connection: Connection, source: Source, measured: _Measured, low: int, last: int
+    connection: Connection, span: Span, measured: _Measured, low: int, last: int
 ) -> LogRows:
     """The columns of the measured rows; messages below `low` or above `last` are marked off."""
     positions, counts = measured.positions, measured.counts
-    if source.name == "source_positions":
-        source = Source(source.name, {"positions": json.dumps(list(positions))})
-    else:
-        source = source.between(positions[0], positions[-1])
+    source = span.of(positions)
     joined, batches = b"", None
     if counts is None:
         [(*texts, joined)] = run(connection, "columns_and_data", source)
@@ -297,7 +215,7 @@ def _gather(
         seqs=seqs if measured.produced else None,
         joined=joined,
         batches=batches,
-        names=_names(connection, set(streams.values())),
+        names=span.names or _names(connection, set(streams.values())),
         skip=skip,
         take=messages - skip - max(over, 0),
     )

@@ -37,11 +37,10 @@ from fencepost.store.engine.log_sources import (
     ends_of,
     first_place,
     head_of,
-    ids_between,
-    in_range,
     resolve,
     row_start,
     run,
+    selected,
 )
 from fencepost.store.engine.purges import last_purged
 from fencepost.store.engine.reading import Readers
@@ -186,7 +185,7 @@ class Scale:
         first = stretch.first
         if first == self._low:
             first = row_start(self._connection, first)
-        source = _source(self._connection, self._selection, first, stretch.last)
+        source = selected(self._connection, self._selection, first, stretch.last)
         [(most, positions, sizes)] = run(self._connection, "weighed_messages", source)
         if most == 1:
             return list(zip(_INTEGERS.decode(positions), _INTEGERS.decode(sizes), strict=True))
@@ -207,11 +206,6 @@ def _rows(connection: Connection, source: Source) -> list[LogRow]:
 
 def _last_of(rows: list[LogRow]) -> int:
     return rows[-1].position + rows[-1].messages - 1 if rows else -1
-
-
-def _source(connection: Connection, selection: Selection, low: int, high: int) -> Source:
-    ids = ids_between(connection, selection, low, high) if selection.by_path else None
-    return in_range(low, high, selection.part, ids)
 
 
 def weigh(
@@ -254,7 +248,7 @@ def _sums(connection: Connection, selection: Selection, low: int, high: int) -> 
     """Weights of the rows that start in a range, by bucket."""
     if low > high:
         return {}
-    rows = run(connection, "bucket_sums", _source(connection, selection, low, high), width=WIDTH)
+    rows = run(connection, "bucket_sums", selected(connection, selection, low, high), width=WIDTH)
     return {bucket: Weight(messages, size) for bucket, messages, size in rows}
 
 
@@ -285,7 +279,7 @@ def _add_cut(
     """Count the rest of an append that the range begins inside of."""
     start = row_start(connection, low)
     if start < low:
-        rows = _rows(connection, _source(connection, selection, start, start))
+        rows = _rows(connection, selected(connection, selection, start, start))
         bucket = bucket_of(low)
         found[bucket] = found.get(bucket, NOTHING) + _weight(rows, low, until)
 
@@ -301,7 +295,7 @@ def _take_cut(
     start = row_start(connection, high + 1)
     bucket = bucket_of(start)
     if low <= start <= high and bucket in found:
-        rows = _rows(connection, _source(connection, selection, start, start))
+        rows = _rows(connection, selected(connection, selection, start, start))
         found[bucket] = found[bucket].minus(_weight(rows, high + 1, _last_of(rows)))
 
 

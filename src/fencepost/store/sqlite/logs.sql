@@ -69,7 +69,8 @@ SELECT COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
 FROM /*rows*/
 
 -- name: distinct_streams
-SELECT s.id, s.path FROM streams s WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
+SELECT s.id, s.path, s.content_type FROM streams s
+WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
 
 -- name: names
 SELECT id, path, content_type FROM streams WHERE id IN (SELECT value FROM json_each(:streams))
