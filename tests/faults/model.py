@@ -6,12 +6,16 @@ and copied after each; a recovered store is compared with the copies. It shares 
 product: the rules here are written down a second time, on purpose.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fencepost.protocol.appends import Append, ProducerTuple
-from fencepost.protocol.commits import Commit
+from fencepost.protocol.batches import bytes_batch
+from fencepost.protocol.commits import Commit, CommitItem, Part
 from fencepost.protocol.creates import Create
+from fencepost.protocol.offsets import Offset
+from fencepost.store.contract import Upload
 
 
 class Remove(NamedTuple):
@@ -20,7 +24,20 @@ class Remove(NamedTuple):
     path: str
 
 
-Request = Append | Create | Remove | Commit
+class Truncate(NamedTuple):
+    """A request to drop the beginning of a stream; all of it without an offset."""
+
+    path: str
+    before: Offset | None
+
+
+class Drop(NamedTuple):
+    """A request to drop a staged part."""
+
+    part: Part
+
+
+Request = Append | Create | Remove | Commit | Truncate | Upload | Drop
 Messages = tuple[tuple[bytes, ...], ...]
 """What a request carries: one tuple of messages for each append that it is made of."""
 
@@ -40,6 +57,7 @@ class Kept:
     source: str | None = None
     forks: int = 0
     soft_deleted: bool = False
+    dropped: int = 0  # messages at the beginning that were truncated away
 
     def producer(self, name: str) -> tuple[int, int] | None:
         return dict(self.producers).get(name)
@@ -49,11 +67,31 @@ class Kept:
 
     @property
     def data(self) -> bytes:
-        return (b"," if self.content_type == "application/json" else b"").join(self.messages)
+        kept = self.messages[self.dropped :]
+        return (b"," if self.content_type == "application/json" else b"").join(kept)
+
+    def offset(self, messages: int) -> Offset:
+        return Offset(messages, sum(map(len, self.messages[:messages])))
 
     @property
-    def size(self) -> int:
-        return sum(map(len, self.messages))
+    def tail(self) -> Offset:
+        return self.offset(len(self.messages))
+
+
+class StagedChunk(NamedTuple):
+    """A chunk of a part as it should be."""
+
+    digest: bytes
+    messages: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class StagedPart:
+    """A part as it should be."""
+
+    content_type: str
+    chunks: tuple[tuple[int, StagedChunk], ...] = ()
+    committed: bool = False
 
 
 class View(NamedTuple):
@@ -61,24 +99,37 @@ class View(NamedTuple):
 
     content_type: str
     data: bytes
-    messages_count: int
-    size: int
+    first: Offset
+    tail: Offset
     closed: bool
     ttl_s: int | None
 
 
+class StagedView(NamedTuple):
+    """What is on disk of a part: its chunks by number, and whether it was committed."""
+
+    content_type: str
+    chunks: tuple[tuple[int, bytes], ...]
+    committed: bool
+
+
 SOFT = "soft-deleted"
-Views = dict[str, View | str | None]
+Views = dict[str | Part, View | StagedView | str | None]
 
 
 class Model:
-    """All streams, by path."""
+    """All streams by path, and all staged parts."""
 
-    def __init__(self, streams: dict[str, Kept] | None = None) -> None:
+    def __init__(
+        self,
+        streams: dict[str, Kept] | None = None,
+        parts: dict[Part, StagedPart] | None = None,
+    ) -> None:
         self.streams = dict(streams or {})
+        self.parts = dict(parts or {})
 
     def copy(self) -> "Model":
-        return Model(self.streams)
+        return Model(self.streams, self.parts)
 
     def alive(self, path: str, now_ms: int) -> Kept | None:
         """The stream at `path`; one whose time is over ends here."""
@@ -94,9 +145,19 @@ class Model:
             return None
         if kept.soft_deleted:
             return SOFT
-        return View(
-            kept.content_type, kept.data, len(kept.messages), kept.size, kept.closed, kept.ttl_s
-        )
+        first = kept.offset(kept.dropped)
+        return View(kept.content_type, kept.data, first, kept.tail, kept.closed, kept.ttl_s)
+
+    def staged(self) -> dict[Part, StagedView]:
+        """What the disk should have of all parts."""
+        return {
+            part: StagedView(
+                held.content_type,
+                tuple(sorted((ordinal, chunk.digest) for ordinal, chunk in held.chunks)),
+                held.committed,
+            )
+            for part, held in self.parts.items()
+        }
 
     def apply(self, request: Request, messages: Messages, now_ms: int) -> str:
         """Do what `request` asks, or refuse it; the name of the outcome."""
@@ -106,12 +167,18 @@ class Model:
             return self._create(request, messages[0], now_ms)
         if isinstance(request, Commit):
             return self._commit(request, messages, now_ms)
+        if isinstance(request, Truncate):
+            return self._truncate(request, now_ms)
+        if isinstance(request, Upload):
+            return self._stage(request, messages[0])
+        if isinstance(request, Drop):
+            return self._drop(request.part)
         return self._remove(request.path, now_ms)
 
     def _commit(self, request: Commit, messages: Messages, now_ms: int) -> str:
         draft = self.copy()
         names = [
-            draft._append(item.append, carried, now_ms)
+            draft._item(item, carried, now_ms)
             for item, carried in zip(request.items, messages, strict=True)
         ]
         done = {"Appended"}
@@ -123,7 +190,83 @@ class Model:
         if not set(names) <= done:
             return "CommitPartial"
         self.streams = draft.streams
+        self.parts = draft.parts
         return "Committed"
+
+    def _item(self, item: CommitItem, messages: tuple[bytes, ...], now_ms: int) -> str:
+        """One append of a commit, with what its parts hold if it names some."""
+        append = item.append
+        if not item.parts:
+            return self._append(append, messages, now_ms)
+        if len(set(item.parts)) < len(item.parts):
+            return "PartTwice"
+        used = False
+        fingerprint = hashlib.sha256(b"%d" % append.closes)
+        carried: tuple[bytes, ...] = ()
+        for part in item.parts:
+            held = self.parts.get(part)
+            if held is None:
+                return "PartMissing"
+            chunks = [chunk for _, chunk in sorted(held.chunks)]
+            if dict(held.chunks).keys() != set(range(len(chunks))):
+                return "PartIncomplete"
+            if held.content_type != append.media_type:
+                return "PartMismatch"
+            used = used or held.committed
+            for chunk in chunks:
+                fingerprint.update(chunk.digest)
+                carried += chunk.messages
+            self.parts[part] = replace(held, committed=True)
+        mark = fingerprint.digest()[:16]
+        gathered = Append(
+            append.path,
+            bytes_batch(b"".join(carried)),
+            append.media_type,
+            append.closes,
+            append.producer,
+            append.seq,
+            mark,
+            append.conditions,
+        )
+        name = self._append(gathered, carried, now_ms)
+        return "PartUsed" if name == "Appended" and used else name
+
+    def _stage(self, upload: Upload, messages: tuple[bytes, ...]) -> str:
+        held = self.parts.get(upload.part, StagedPart(upload.media_type))
+        chunks = dict(held.chunks)
+        if upload.ordinal in chunks:
+            return "Staged" if chunks[upload.ordinal].digest == upload.digest else "ChunkConflict"
+        if held.committed:
+            return "PartClosed"
+        if held.content_type != upload.media_type:
+            return "ChunkConflict"
+        chunk = (upload.ordinal, StagedChunk(upload.digest, messages))
+        self.parts[upload.part] = replace(held, chunks=(*held.chunks, chunk))
+        return "Staged"
+
+    def _drop(self, part: Part) -> str:
+        held = self.parts.get(part)
+        if held is None:
+            return "PartMissing"
+        if held.committed:
+            return "PartUsed"
+        del self.parts[part]
+        return "PartDropped"
+
+    def _truncate(self, request: Truncate, now_ms: int) -> str:
+        kept = self.alive(request.path, now_ms)
+        if kept is None:
+            return "Missing"
+        if kept.soft_deleted:
+            return "SoftDeleted"
+        places = [kept.offset(count) for count in range(len(kept.messages) + 1)]
+        before = places[-1] if request.before is None else request.before
+        if before not in places:
+            return "BadOffset"
+        if before.messages <= kept.dropped:
+            return "Uncut"
+        self.streams[request.path] = replace(kept, dropped=before.messages)
+        return "Cut"
 
     def _append(self, request: Append, messages: tuple[bytes, ...], now_ms: int) -> str:
         kept = self.alive(request.path, now_ms)
@@ -158,7 +301,7 @@ class Model:
         if kept is not None:
             return _compared(kept, request)
         inherited: tuple[bytes, ...] = ()
-        source = None
+        source, dropped = None, 0
         if request.fork_from is not None:
             source = request.fork_from.path
             origin = self.alive(source, now_ms)
@@ -166,7 +309,7 @@ class Model:
                 return "SourceMissing"
             if origin.soft_deleted:
                 return "SourceDeleted"
-            inherited = origin.messages
+            inherited, dropped = origin.messages, origin.dropped
             self.streams[source] = replace(origin, forks=origin.forks + 1)
         assert request.content_type is not None
         self.streams[request.path] = Kept(
@@ -176,6 +319,7 @@ class Model:
             request.lifetime.ttl_s,
             now_ms,
             source=source,
+            dropped=dropped,
         )
         return "Created"
 
@@ -224,6 +368,8 @@ def _refusal(kept: Kept, request: Append) -> str | None:
             return "Duplicate"
     if kept.closed:
         return "AlreadyClosed" if request.batch is None and claim is None else "StreamClosed"
+    if request.batch is not None and request.media_type != kept.content_type:
+        return "TypeMismatch"
     if claim is not None and (out := _out_of_order(known, claim)) is not None:
         return out
     if request.seq is not None and kept.seq is not None and request.seq <= kept.seq:

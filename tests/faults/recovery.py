@@ -24,15 +24,15 @@ from fencepost.protocol.appends import (
     SequenceGap,
 )
 from fencepost.protocol.batches import bytes_batch
-from fencepost.protocol.commits import Commit
-from fencepost.protocol.offsets import START
+from fencepost.protocol.commits import Part
 from fencepost.store.contract import Chunk, SoftDeleted, StreamInfo
 from fencepost.store.engine.database import Row
-from fencepost.store.sqlite.database import FILE
+from fencepost.store.sqlite.check import check as check_folder
+from fencepost.store.sqlite.database import FILE, SqliteConnection
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import SimClock
-from tests.faults.model import SOFT, Kept, Model, View, Views
+from tests.faults.model import SOFT, Kept, Model, StagedView, View, Views
 from tests.faults.workload import PATHS, History, Step, submit
 
 
@@ -60,7 +60,7 @@ async def observe(store: SqliteStore, path: str) -> View | str | None:
     if not isinstance(info, StreamInfo):
         return None
     parts = []
-    at = START
+    at = info.first
     while at != info.tail:
         chunk = await store.read(info, at, bytes_max=16_384)
         assert isinstance(chunk, Chunk), chunk
@@ -68,7 +68,26 @@ async def observe(store: SqliteStore, path: str) -> View | str | None:
         parts.append(chunk.data)
         at = chunk.next
     data = (b"," if info.is_json else b"").join(parts)
-    return View(info.content_type, data, *info.tail, info.closed, info.lifetime.ttl_s)
+    return View(info.content_type, data, info.first, info.tail, info.closed, info.lifetime.ttl_s)
+
+
+async def observe_all(store: SqliteStore) -> Views:
+    """Every stream as its readers see it, and every staged part as it lies on disk."""
+    seen: Views = {path: await observe(store, path) for path in PATHS}
+    seen.update(await store.readers.run(_staged))
+    return seen
+
+
+def _staged(connection: SqliteConnection) -> dict[Part, StagedView]:
+    found: dict[Part, StagedView] = {}
+    parts = "SELECT txn, part, media_type, committed IS NOT NULL FROM parts"
+    chunks = "SELECT ordinal, digest FROM chunks WHERE txn = ? AND part = ? ORDER BY ordinal"
+    rows: list[Row] = connection.raw.execute(parts).fetchall()
+    for txn, part, kind, committed in rows:
+        of_part: list[Row] = connection.raw.execute(chunks, (txn, part)).fetchall()
+        numbered = tuple((ordinal, digest) for ordinal, digest in of_part)
+        found[Part(txn, part)] = StagedView(kind, numbered, bool(committed))
+    return found
 
 
 async def check(folder: Path, history: History, *, answered_count: int, asked_count: int) -> int:
@@ -76,31 +95,34 @@ async def check(folder: Path, history: History, *, answered_count: int, asked_co
     now_ms = history.steps[asked_count - 1].at_ms if asked_count else SimClock().now_ms()
     store = SqliteStore(SqliteSettings(folder=folder), SimClock(now_ms=now_ms))
     try:
-        seen: Views = {path: await observe(store, path) for path in PATHS}
+        seen = await observe_all(store)
         found = _prefix(history, seen, answered_count, asked_count, now_ms)
         await _check_writers(store, history.models[found], now_ms)
         for step in history.steps[found:asked_count]:
             outcome = await answered(store, step)
             _same_name(step, outcome)
-        after: Views = {path: await observe(store, path) for path in PATHS}
+        after = await observe_all(store)
         wanted = _views(history.models[asked_count], now_ms)
         assert after == wanted, "retrying the lost requests does not give the uninterrupted result"
     finally:
         await store.close()
     check_rows(folder)
+    assert check_folder(folder).findings == []
     return found
 
 
 def _same_name(step: Step, outcome: object) -> None:
     # Time stands at the crash, so a stream that was alive when the request first came may be over.
     name = type(outcome).__name__
-    path = "" if isinstance(step.request, Commit) else step.request.path
+    path = getattr(step.request, "path", "")
     assert name == step.expected or path.startswith("short/"), (step, outcome)
 
 
 def _views(model: Model, now_ms: int) -> Views:
     looked_at = model.copy()
-    return {path: looked_at.view(path, now_ms) for path in PATHS}
+    views: Views = {path: looked_at.view(path, now_ms) for path in PATHS}
+    views.update(looked_at.staged())
+    return views
 
 
 def _prefix(
@@ -112,9 +134,8 @@ def _prefix(
             if count >= answered_count or _same_models(history, count, answered_count):
                 return count
             raise LostError(f"{answered_count} requests were answered, the disk has {count}")
-    differing = [
-        path for path in PATHS if seen[path] != _views(history.models[answered_count], now_ms)[path]
-    ]
+    wanted = _views(history.models[answered_count], now_ms)
+    differing = [place for place in {**wanted, **seen} if seen.get(place) != wanted.get(place)]
     raise LostError(
         f"no number of requests from {answered_count} to {asked_count} makes what is on the disk;"
         f" after the answered ones these differ: {differing}"
@@ -122,7 +143,8 @@ def _prefix(
 
 
 def _same_models(history: History, count: int, answered_count: int) -> bool:
-    return history.models[count].streams == history.models[answered_count].streams
+    one, other = history.models[count], history.models[answered_count]
+    return (one.streams, one.parts) == (other.streams, other.parts)
 
 
 async def _check_writers(store: SqliteStore, model: Model, now_ms: int) -> None:

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import Batch, bytes_batch, digest, json_batch
-from fencepost.protocol.commits import Commit, CommitItem
+from fencepost.protocol.commits import Commit, CommitItem, Part
 from fencepost.protocol.creates import Create, ForkFrom
+from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
+from fencepost.store.contract import Upload
 from fencepost.store.sqlite.database import SqliteConnection, fold
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import DiskLog, SimClock, SyncGate, fault_vfs
-from tests.faults.model import Messages, Model, Remove, Request
+from tests.faults.model import Drop, Messages, Model, Remove, Request, Truncate
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -32,6 +34,8 @@ LONG = ("long/0",)
 PATHS = (*PLAIN, *FORKS, *SHORT, *LONG)
 PRODUCERS = 8
 SHORT_TTL_S, LONG_TTL_S = 2, 86_400
+CHUNKS = 3
+STEPS_PER_PART = 40
 
 
 class Step(NamedTuple):
@@ -79,27 +83,73 @@ class Chooser:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
 
-    def next(self, model: Model, number: int) -> tuple[Request, Messages]:
+    def next(self, model: Model, durable: Model, number: int) -> tuple[Request, Messages]:
         dice = self._dice
         roll = dice.random()
         path = dice.choice(PATHS)
         if path not in model.streams and dice.random() < 0.8:
             return self._create(model, number, path)
-        if roll < 0.76:
+        if roll < 0.54:
             request, messages = self._append(model, number, path)
             return request, (messages,)
-        if roll < 0.88:
+        if roll < 0.66:
+            return self._stage(model, number)
+        if roll < 0.80:
             return self._commit(model, number)
+        if roll < 0.88:
+            return self._truncate(model, durable, path), ()
+        if roll < 0.90:
+            return Drop(self._part(number)), ()
         if roll < 0.95:
             return self._create(model, number, path)
         return Remove(path), ()
+
+    def _part(self, number: int) -> Part:
+        """One of a few parts; others after some time, because none is used twice."""
+        dice = self._dice
+        name = f"{dice.choice(('json', 'bytes'))}-{dice.randrange(2)}"
+        return Part(f"t{(number - dice.choice((0, 0, 0, 5))) // STEPS_PER_PART}", name)
+
+    def _stage(self, model: Model, number: int) -> tuple[Request, Messages]:
+        dice = self._dice
+        part = self._part(number)
+        content_type = JSON if part.part.startswith("json") else BYTES
+        held = model.parts.get(part)
+        ordinal = 0 if held is None else len(held.chunks)
+        if dice.random() < 0.2:
+            ordinal = dice.randrange(CHUNKS)
+        batch, messages = self._body(number, content_type)
+        mark = digest(content_type, False, batch.data)
+        return Upload(part, ordinal, content_type, batch, mark), (messages,)
+
+    def _truncate(self, model: Model, durable: Model, path: str) -> Request:
+        """At a place that was given out: nobody knows those of requests in flight."""
+        dice = self._dice
+        kept, known = model.streams.get(path), durable.streams.get(path)
+        if kept is None or known is None or dice.random() < 0.1:
+            return Truncate(path, None)
+        if dice.random() < 0.1:
+            return Truncate(path, Offset(len(kept.messages) + 1, kept.tail.bytes + 1))
+        count = min(dice.randint(0, len(known.messages)), known.dropped + 5)
+        is_there = kept.messages[:count] == known.messages[:count]
+        return Truncate(path, known.offset(count) if is_there else None)
 
     def _commit(self, model: Model, number: int) -> tuple[Request, Messages]:
         """Appends to several streams that must all be there afterwards, or none."""
         paths = self._dice.sample([*PLAIN, *FORKS, *LONG], self._dice.randint(2, 3))
         present = [path for path in paths if path in model.streams] or paths
         chosen = [self._append(model, number, path) for path in present]
-        items = tuple(CommitItem(request) for request, _ in chosen)
+        items = [CommitItem(request) for request, _ in chosen]
+        kept = model.streams.get(present[0])
+        fitting = [
+            part
+            for part, held in model.parts.items()
+            if kept is not None and not held.committed and held.content_type == kept.content_type
+        ]
+        known = fitting if self._dice.random() < 0.9 else list(model.parts)
+        if known and self._dice.random() < 0.8:
+            part = self._dice.choice(known)
+            items[0] = CommitItem(_of_part(items[0].append, model, part), (part,))
         return Commit(items), tuple(messages for _, messages in chosen)
 
     def _body(self, number: int, content_type: str) -> tuple[Batch, tuple[bytes, ...]]:
@@ -184,6 +234,19 @@ class Chooser:
         return Create(path, content_type, lifetime, closed, batch, fork_from), (messages,)
 
 
+def _of_part(append: Append, model: Model, part: Part) -> Append:
+    """The same append with staged data of that type in place of its own."""
+    return Append(
+        append.path,
+        None,
+        model.parts[part].content_type,
+        append.closes,
+        append.producer,
+        append.seq,
+        conditions=append.conditions,
+    )
+
+
 def submit(store: SqliteStore, request: Request, done: Callable[[Any], None]) -> None:
     """Hand a request to the store, whatever its kind."""
     if isinstance(request, Append):
@@ -192,6 +255,12 @@ def submit(store: SqliteStore, request: Request, done: Callable[[Any], None]) ->
         store.create(request, done)
     elif isinstance(request, Commit):
         store.commit(request, done)
+    elif isinstance(request, Truncate):
+        store.truncate(request.path, request.before, done)
+    elif isinstance(request, Upload):
+        store.stage(request, done)
+    elif isinstance(request, Drop):
+        store.unstage(request.part, done)
     else:
         store.delete(request.path, done)
 
@@ -216,7 +285,8 @@ class Driver:
         self._clock.advance(1)
         number, now_ms = len(history.steps), self._clock.now_ms()
         model = history.models[-1].copy()
-        request, messages = self._chooser.next(model, number)
+        durable = history.models[len(history.outcomes)]
+        request, messages = self._chooser.next(model, durable, number)
         expected = model.apply(request, messages, now_ms)
         history.steps.append(Step(number, request, messages, now_ms, expected))
         history.models.append(model)
