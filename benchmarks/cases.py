@@ -120,12 +120,12 @@ def measurements(scale: Scale) -> list[Measurement]:
     )
     # Imported here because they measure with the tools of this module.
     from benchmarks.conditions import condition_measurements
+    from benchmarks.lists import list_measurements
     from benchmarks.logs import log_measurements
     from benchmarks.slices import slice_measurements
 
-    return (
-        rows + condition_measurements(scale) + slice_measurements(scale) + log_measurements(scale)
-    )
+    rows += condition_measurements(scale) + slice_measurements(scale)
+    return rows + log_measurements(scale) + list_measurements(scale)
 
 
 def case_names() -> list[str]:

@@ -26,9 +26,10 @@ TITLES = {
     "conditions": "100-byte appends with conditions, pipelined over one connection",
     "commit-stalls": "another writer's appends while many streams are committed (p50 / p99)",
     "log": "the global log from start to head, one reader",
+    "lists": "pages of lists, one after the other over one connection (p50 / p99)",
     "restart": "restart: from the start of the process to its first answered read",
 }
-LESS_IS_BETTER = {"last_p99_ms", "longest_wait_ms", "restart_seconds"}
+LESS_IS_BETTER = {"last_p99_ms", "longest_wait_ms", "restart_seconds", "slowest_page_ms"}
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,9 @@ def _cell(row: Measurement, outcome: Outcome | None) -> str:
                 f"{m['cpu_us_per_stream']:,.0f} us of processor a stream,"
                 f" peak {m['peak_mb']:,.0f} MB"
             )
+        case "slowest_page_ms":
+            pages = [f"{name}: {_latency(page)}" for name, page in m["pages"].items()]
+            return "\n".join([*pages, f"slowest page {m['slowest_page_ms']:.1f} ms"])
         case "last_p99_ms":
             return f"{m['last_p50_ms']:.1f} / {m['last_p99_ms']:.1f} ms"
         case _:

@@ -20,6 +20,7 @@ class Scale:
     restart_streams: int = 100_000
     restart_messages: int = 1_000_000
     log_rows: int = 300_000
+    listed_streams: int = 100_000
     conditional_appends: int = 40_000
     committed_streams: tuple[int, ...] = (1_000, 10_000, 100_000)
     sync_seconds: float = 2.0
@@ -39,6 +40,7 @@ QUICK = Scale(
     restart_streams=90,
     restart_messages=900,
     log_rows=900,
+    listed_streams=300,
     conditional_appends=400,
     committed_streams=(400,),
     sync_seconds=0.2,

@@ -54,8 +54,8 @@ def test_the_report_compares_us_with_the_reference_of_the_same_run(report: dict[
     compared = {ratio["case"] for ratio in report["ratios"]}
 
     # Restarting has no counterpart in a server that keeps its streams in memory; conditions, large
-    # commits and the log have none in any.
-    ours_alone = {"restart", "conditions", "commit-stalls", "log"}
+    # commits, the log and lists have none in any.
+    ours_alone = {"restart", "conditions", "commit-stalls", "log", "lists"}
     assert compared == {m.case for m in measurements(QUICK)} - ours_alone
 
 
