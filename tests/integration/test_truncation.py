@@ -10,7 +10,9 @@ from fencepost.protocol.creates import BadForkPoint, Created
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Truncated
+from fencepost.store.engine import purges
 from fencepost.store.engine import retention as keeping
+from fencepost.store.engine.database import Row
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from tests.contract.conditional import ask_commit, ask_stage, item
 from tests.engines import engine as engine
@@ -221,6 +223,30 @@ async def test_markers_of_earlier_truncations_go_with_their_rows(kept: Kept) -> 
 
     [(markers,)] = kept.sqlite._lookups.raw.execute("SELECT count(*) FROM log WHERE kind = 4")
     assert markers == 1
+    await kept.assert_whole()
+
+
+async def test_a_stream_that_is_truncated_all_the_time_leaves_few_records(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purges, "RUNS_PER_RECORD_MAX", 20)
+    await kept.made("s", JSON)
+    await kept.made("other", JSON)
+    gone = 0
+    for number in range(30):
+        await numbers(kept, "s", 2, start=2 * number)
+        await numbers(kept, "other", 1, start=number)
+        await kept.truncate("s", None)
+        gone += await kept.purge_all()
+
+    assert gone == 60
+    records: list[Row] = kept.sqlite._lookups.raw.execute("SELECT runs FROM purges").fetchall()
+    runs = [list(purges.unpack_runs(packed)) for (packed,) in records]
+    assert len(records) == 2
+    # A marker goes when the next one makes it void: the newest is there.
+    assert sum(count for record in runs for _, count in record) == 60 + 29
+    assert runs == [purges.join_runs(sorted(record)) for record in runs], "as few as there can be"
+    assert kept.rows("other") == 30
     await kept.assert_whole()
 
 

@@ -1,8 +1,9 @@
 """What has left the log for good: rows of deleted streams, after the log's retention.
 
-Each purge of a piece of a stream leaves a record in its own transaction: which positions went, to
-the position. So a reader is told of a loss exactly when rows that it asked for are gone, and not
-because a stream that once lived beside them is.
+Each purge of a piece of a stream records in its own transaction which positions went, to the
+position. So a reader is told of a loss exactly when rows that it asked for are gone, and not
+because a stream that once lived beside them is. Records are kept; a stream that is truncated again
+and again has few of them, because its newest one is added to until it is large.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from fencepost.protocol.logs import Selection
 from fencepost.store.engine.database import Connection, Row
 from fencepost.store.engine.log_sources import bucket_of, end_of, run
+
+RUNS_PER_RECORD_MAX = 4_096
+"""A record with fewer runs of positions than this is added to."""
 
 
 def purge(connection: Connection, stream_id: int, rows_max: int) -> int:
@@ -37,9 +41,7 @@ def drop(connection: Connection, stream_id: int, rows: Sequence[Row]) -> None:
     if not rows:
         return
     runs = [(position, count) for position, count, _, _ in rows]
-    last = max(position + count - 1 for position, count in runs)
-    first = min(position for position, _ in runs)
-    connection.execute("save_purge", (stream_id, first, last, pack_runs(sorted(runs))))
+    _record(connection, stream_id, runs)
     reduced: dict[int, tuple[int, int]] = {}
     for position, count, size, _ in rows:
         bucket = bucket_of(position)
@@ -51,6 +53,17 @@ def drop(connection: Connection, stream_id: int, rows: Sequence[Row]) -> None:
     connection.execute_many("purge_row", [(position,) for position, _ in runs])
     chunks = [(chunk,) for _, _, _, chunk in rows if chunk is not None]
     connection.execute_many("purge_chunk", chunks)
+
+
+def _record(connection: Connection, stream_id: int, runs: list[tuple[int, int]]) -> None:
+    for record, before in connection.fetch("newest_purge", (stream_id,)):
+        known = list(unpack_runs(before))
+        if len(known) < RUNS_PER_RECORD_MAX:
+            connection.execute("forget_purge", (record,))
+            runs = known + runs
+    joined = join_runs(sorted(runs))
+    last = sum(joined[-1]) - 1
+    connection.execute("save_purge", (stream_id, joined[0][0], last, pack_runs(joined)))
 
 
 def last_purged(connection: Connection, selection: Selection, low: int, high: int) -> int | None:
@@ -94,6 +107,17 @@ def _last_within(first: int, last: int, runs: bytes, low: int, high: int) -> int
         if position + count > low:
             newest = min(position + count - 1, high)
     return newest
+
+
+def join_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same positions, in order, in as few runs as there can be."""
+    joined: list[tuple[int, int]] = []
+    for position, count in runs:
+        if joined and sum(joined[-1]) == position:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        else:
+            joined.append((position, count))
+    return joined
 
 
 def pack_runs(runs: Iterable[tuple[int, int]]) -> bytes:

@@ -182,6 +182,13 @@ FROM unnest($1::bigint[]) AS gone (chunk) WHERE chunks.id = gone.chunk
 INSERT INTO purges (stream, path, first, last, runs)
 SELECT id, path, $2, $3, $4 FROM streams WHERE id = $1
 
+-- name: newest_purge
+SELECT id, runs FROM purges
+WHERE path = (SELECT path FROM streams WHERE id = $1) AND stream = $1 ORDER BY id DESC LIMIT 1
+
+-- name: forget_purge
+DELETE FROM purges WHERE id = $1
+
 -- name: purges_between
 SELECT stream, path, first, last, runs FROM purges
 WHERE last >= :low AND first <= :high ORDER BY last DESC

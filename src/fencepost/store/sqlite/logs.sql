@@ -155,6 +155,13 @@ UPDATE chunks SET data = x'', lengths = NULL WHERE id = ?
 INSERT INTO purges (stream, path, first, last, runs)
 SELECT id, path, ?2, ?3, ?4 FROM streams WHERE id = ?1
 
+-- name: newest_purge
+SELECT id, runs FROM purges
+WHERE path = (SELECT path FROM streams WHERE id = ?1) AND stream = ?1 ORDER BY id DESC LIMIT 1
+
+-- name: forget_purge
+DELETE FROM purges WHERE id = ?
+
 -- name: purges_between
 SELECT stream, path, first, last, runs FROM purges
 WHERE last >= :low AND first <= :high ORDER BY last DESC
