@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -166,6 +167,19 @@ def test_keys_are_listed_with_what_they_stand_for(client: Client) -> None:
     assert [entry["key"] for entry in mine] == [f"k{n}" for n in range(5)]
     assert [entry["position"] for entry in mine] == positions
     assert everything(client, "keys", "as_of=1") == []
+
+
+def test_a_key_that_outlives_the_calendar_is_listed_without_an_end(tmp_path: Path) -> None:
+    retention = {"FENCEPOST_STORE_KEY_RETENTION_S": str(10**12)}
+    with ServerProcess(tmp_path, environment=retention) as server:
+        client = Client(server.port)
+        client.create("s")
+        client.append("s", "1", Idempotency_Key="k")
+
+        [entry] = everything(client, "keys")
+
+        client.close()
+    assert (entry["key"], entry["expires"]) == ("k", None)
 
 
 BAD = [

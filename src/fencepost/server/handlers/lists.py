@@ -17,7 +17,7 @@ from fencepost.protocol.globs import Glob
 from fencepost.protocol.grants import ADMIN, READ, Principal
 from fencepost.protocol.logs import parse_instant_ms
 from fencepost.server.access import Seal, may_read, readable_glob
-from fencepost.server.handlers.parsing import bad, rfc3339
+from fencepost.server.handlers.parsing import bad, calendar_time, rfc3339
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, refused
 from fencepost.server.http import Answer, Request, Response
@@ -173,7 +173,7 @@ def _stream(entry: ListedStream, may_read: Callable[[str], bool]) -> dict[str, o
         "created": rfc3339(entry.created_ms),
         "updated": rfc3339(entry.updated_ms),
         "ttl_seconds": entry.lifetime.ttl_s,
-        "expires_at": _instant(entry.lifetime.expires_at_ms),
+        "expires_at": calendar_time(entry.lifetime.expires_at_ms),
     }
     if entry.forked_from is not None and may_read(entry.forked_from):
         described["forked_from"] = entry.forked_from
@@ -200,12 +200,8 @@ def _listed_key(entry: ListedKey) -> dict[str, object]:
         "offset": str(entry.offset),
         "position": entry.position,
         "created": rfc3339(entry.created_ms),
-        "expires": _instant(entry.expires_ms),
+        "expires": calendar_time(entry.expires_ms),
     }
-
-
-def _instant(instant_ms: int | None) -> str | None:
-    return None if instant_ms is None else rfc3339(instant_ms)
 
 
 async def _no_method() -> Answer:

@@ -26,7 +26,7 @@ from fencepost.protocol.logs import (
 )
 from fencepost.server import arrow
 from fencepost.server.access import readable_selection
-from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
+from fencepost.server.handlers.parsing import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
 from fencepost.server.http import Answer, Headers, Request, Response, StreamingResponse
@@ -467,17 +467,10 @@ def _plan_document(asked: PlanQuery, plan: Plan) -> dict[str, object]:
     if asked.at_ms is not None:
         document["at"] = {
             "timestamp_ms": asked.at_ms,
-            "time": _shown(asked.at_ms),
+            "time": calendar_time(asked.at_ms),
             "after": plan.at,
         }
     return document
-
-
-def _shown(instant_ms: int) -> str | None:
-    try:
-        return rfc3339(instant_ms)
-    except (OverflowError, ValueError):
-        return None  # beyond the calendar
 
 
 def _split_document(split: Split) -> dict[str, int]:

@@ -448,6 +448,14 @@ def rfc3339(instant_ms: int) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def calendar_time(instant_ms: int | None) -> str | None:
+    """The same where there may be none; an instant beyond the calendar has none either."""
+    try:
+        return None if instant_ms is None else rfc3339(instant_ms)
+    except OverflowError:
+        return None
+
+
 def _fork_from(request: Request, limits: Limits) -> ForkFrom | None:
     source = request.headers.get(b"stream-forked-from")
     offset = request.headers.get(b"stream-fork-offset")
