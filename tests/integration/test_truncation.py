@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from fencepost.protocol.appends import Appended, Duplicate, SeqRegression, StreamClosed
@@ -10,9 +12,10 @@ from fencepost.protocol.creates import BadForkPoint, Created
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Truncated
-from fencepost.store.engine import purges
+from fencepost.store.engine import purges, upkeeping
 from fencepost.store.engine import retention as keeping
 from fencepost.store.engine.database import Row
+from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from tests.contract.conditional import ask_commit, ask_stage, item
 from tests.engines import engine as engine
@@ -248,6 +251,26 @@ async def test_a_stream_that_is_truncated_all_the_time_leaves_few_records(
     assert runs == [purges.join_runs(sorted(record)) for record in runs], "as few as there can be"
     assert kept.rows("other") == 30
     await kept.assert_whole()
+
+
+async def test_a_deleted_stream_is_whole_at_every_step_of_its_purge(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeeping, "ROWS_PER_PURGE_MAX", 1)
+    await kept.made("s", JSON)
+    await numbers(kept, "s", 4)
+    await kept.truncate("s", Offset(2, 2))
+    await kept.append("s", b"", closes=True)
+    await kept.delete("s")
+    rows: list[Row] = kept.sqlite._lookups.raw.execute("SELECT id FROM streams").fetchall()
+    [(stream_id,)] = rows
+
+    steps = 0
+    while await kept.sqlite.between_commits(partial(upkeeping._purge_rows, stream_id)):
+        assert check(kept.folder).findings == []
+        steps += 1
+
+    assert steps == 4 + 3, "each message and each marker"
 
 
 async def test_purging_goes_in_pieces(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

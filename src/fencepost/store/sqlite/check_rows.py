@@ -206,8 +206,6 @@ class RowCheck:
             add("first_wrong", stream.name, f"first {stream.first} is past tail {stream.tail}")
         elif stream.truncated_to is not None and stream.truncated_to != stream.first:
             add("first_wrong", stream.name, f"{stream.first}, truncated to {stream.truncated_to}")
-        elif stream.truncated_to is None and stream.forked_from is None and stream.first.bytes > 0:
-            add("first_wrong", stream.name, f"{stream.first}, and it never was truncated")
         if stream.closed_at is not None and not stream.closed:
             add("closed_wrong", stream.name, f"open, but closed at position {stream.closed_at}")
         if stream.state == LIVE and stream.ended_at is not None:
@@ -216,6 +214,8 @@ class RowCheck:
             self._own_rows(stream)
         if stream.state == DELETED and stream.purged >= 0:
             return  # its markers may be gone already, and it follows them
+        if stream.truncated_to is None and stream.forked_from is None and stream.first.bytes > 0:
+            add("first_wrong", stream.name, f"{stream.first}, and it never was truncated")
         if stream.closed and stream.closed_at is None:
             add("close_marker_missing", stream.name, "closed, but the log does not say so")
         if stream.state != LIVE and stream.ended_at is None:
