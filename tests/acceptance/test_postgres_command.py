@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.server.stores import INDEXED_BYTES_MAX
 from fencepost.testing.postgres import PostgresServer, shared_server
 from tests.acceptance.test_serve_command import metrics, refusal
 from tests.integration.raw import Connection, ask, code_of, events, request
@@ -112,6 +114,31 @@ def test_own_ports_that_are_in_each_others_way_are_refused() -> None:
     )
 
     assert "worker_port" in said
+
+
+@pytest.mark.parametrize("limit", ["path_bytes_max", "producer_id_bytes_max", "key_bytes_max"])
+def test_limits_beyond_what_postgresql_keeps_in_an_index_are_refused(limit: str) -> None:
+    """Such a name would be answered 503 for ever."""
+    variable = f"FENCEPOST_LIMITS_{limit}".upper()
+
+    said = refusal("--port", "0", "--store", "postgresql://127.0.0.1:1/x", **{variable: "2001"})
+
+    assert f"[limits] {limit} may be 2000" in said
+
+
+def test_names_as_long_as_postgresql_allows_are_kept(url: str) -> None:
+    limits = ("PATH_BYTES_MAX", "PRODUCER_ID_BYTES_MAX", "KEY_BYTES_MAX")
+    longest = {f"FENCEPOST_LIMITS_{limit}": str(INDEXED_BYTES_MAX) for limit in limits}
+    # Of dice, so that it cannot be made shorter.
+    name = random.Random(0).randbytes(INDEXED_BYTES_MAX).hex()[:INDEXED_BYTES_MAX]
+
+    with DatabaseServer(url, environment=longest) as server:
+        made = ask(server.port, "PUT", ROOT + name, TEXT)
+        producer = (f"Producer-Id: {name}", "Producer-Epoch: 0", "Producer-Seq: 0")
+        sent = ask(server.port, "POST", ROOT + name, TEXT, *producer, body=b"x")
+        keyed = ask(server.port, "POST", ROOT + name, TEXT, f"Idempotency-Key: {name}", body=b"y")
+
+    assert [made.status, sent.status, keyed.status] == [201, 200, 204]
 
 
 def test_workers_that_cannot_start_end_the_parent_with_their_reason() -> None:

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 AnyStoreSettings = SqliteSettings | PostgresSettings
 """Their kind says which engine to open."""
 
+INDEXED_BYTES_MAX = 2_000
+"""A text that names something is in an index, and PostgreSQL has room for so much in one, and for
+what stands beside it."""
+
 Measure = Callable[[int, int, int], None]
 """Told of each commit: how many it answered, its nanoseconds, those of its COMMIT alone."""
 
@@ -211,10 +215,20 @@ def _open_sqlite(settings: SqliteSettings, limits: Limits, clock: Clock) -> Open
     )
 
 
+def _refuse_long_names(limits: Limits) -> None:
+    for name in ("path_bytes_max", "producer_id_bytes_max", "key_bytes_max"):
+        if getattr(limits, name) > INDEXED_BYTES_MAX:
+            raise CannotOpenError(
+                f"[limits] {name} may be {INDEXED_BYTES_MAX} on PostgreSQL, whose indexes take no"
+                f" longer texts, and is {getattr(limits, name)}"
+            )
+
+
 async def _open_postgres(
     settings: PostgresSettings, limits: Limits, clock: Clock, *, migrate: bool
 ) -> Opened:
     require_postgres(settings)
+    _refuse_long_names(limits)
     from fencepost.store.postgres.leading import Leading
     from fencepost.store.postgres.store import PostgresStore
     from fencepost.store.postgres.subscriptions import secret
