@@ -22,10 +22,13 @@ from fencepost.store.sqlite.database import FILE, FolderInUseError, FolderLock
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject
 from tests.integration.folders import furnish
+from tests.integration.log_support import JSON, Client
 from tests.integration.raw import Connection, ask
 from tests.serving import ServerProcess
 
 PRODUCERS = 8
+HALF = f"{2:016}_{2:016}"
+"""The place between two chunks of two messages each, at the beginning of a stream."""
 COMMAND = (sys.executable, "-m", "fencepost")
 
 
@@ -134,6 +137,60 @@ def test_a_copy_taken_under_load_is_whole_and_has_every_answered_append(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [
         f"copy-{attempt}.db" for attempt in range(3)
     ]
+
+
+def _live(port: int, stop: threading.Event, refused: list[object]) -> None:
+    """Streams that are made, filled, truncated, forked and deleted, and whose rows are purged."""
+    client = Client(port)
+    number = 0
+    while not stop.is_set():
+        number += 1
+        path, txn = f"lives/{number % 7}", f"t{number}"
+        for chunk in range(2):
+            staged = f"/v1/staging/{txn}/p?chunk={chunk}"
+            client.ask("POST", staged, f"[1,{chunk}]", Content_Type=JSON)
+        whole = {"content_type": JSON, "auto_create": True}
+        writer = {"id": "w", "epoch": number, "seq": 0}
+        appends = [
+            {"stream": path, "parts": [{"txn": txn, "part": "p"}], "producer": writer, **whole},
+            {"stream": "lives/long", "data": [number, number], "key": f"k{number}", **whole},
+        ]
+        committed = client.ask("POST", "/v1/commit", json.dumps({"appends": appends}))
+        replies = [
+            committed,
+            client.append(path, "1", Idempotency_Key=f"k{number}"),
+            client.ask("POST", f"/v1/stream/{path}?truncate&before={HALF}"),
+            client.ask("POST", "/v1/stream/lives/long?truncate&before=now"),
+            client.ask("PUT", "/v1/stream/fork", Stream_Forked_From=f"/v1/stream/{path}"),
+            client.ask("DELETE", "/v1/stream/fork"),
+            client.ask("DELETE", f"/v1/stream/{path}"),
+        ]
+        refused += [reply for reply in replies if reply.status >= 300]
+    client.close()
+
+
+def test_a_copy_taken_while_streams_come_and_go_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    at_once = {
+        "FENCEPOST_STORE_LOG_RETENTION_MS": "1",
+        "FENCEPOST_STORE_SWEEP_INTERVAL_MS": "1",
+        "FENCEPOST_STORE_KEY_RETENTION_S": "1",
+        "FENCEPOST_STORE_STAGING_TTL_S": "1",
+    }
+    stop, refused = threading.Event(), list[object]()
+    with ServerProcess(folder, environment=at_once) as server:
+        living = threading.Thread(target=_live, args=(server.port, stop, refused))
+        living.start()
+        try:
+            for attempt in range(8):
+                destination = tmp_path / f"copy-{attempt}.db"
+                copies.backup(folder, destination)
+                assert check(destination).findings == []
+        finally:
+            stop.set()
+            living.join()
+    assert refused == []
+    assert check(folder).findings == []
 
 
 def test_writers_go_on_while_a_copy_is_taken(
