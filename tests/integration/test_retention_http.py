@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -169,57 +167,6 @@ def _kept_of_three(port: int) -> set[str]:
 
 
 # Faults
-
-
-def test_a_server_killed_while_it_truncates_and_purges_leaves_a_whole_folder(
-    tmp_path: Path,
-) -> None:
-    config = tmp_path / "fencepost.toml"
-    config.write_text(
-        "[store]\nsweep_interval_ms = 1\nretention_interval_ms = 1\nlog_retention_ms = 0\n"
-        '[[retention]]\nmatch = "kept/**"\nmax_bytes = 3000\n'
-    )
-    folder = tmp_path / "data"
-    server = ServerProcess(folder, arguments=["--config", str(config), "--log-level", "error"])
-    dice = random.Random(11)
-    sent = 0
-    for _ in range(6):
-        server.start()
-        kill = threading.Timer(dice.uniform(0.3, 0.9), os.kill, (server.pid, signal.SIGKILL))
-        ask(server.port, "PUT", "/v1/stream/kept/s", "Content-Type: text/plain")
-        kill.start()
-        try:
-            with Connection(server.port) as client:
-                while True:
-                    reply = client.ask(
-                        "POST",
-                        "/v1/stream/kept/s",
-                        "Content-Type: text/plain",
-                        "Producer-Id: p",
-                        "Producer-Epoch: 0",
-                        f"Producer-Seq: {sent}",
-                        body=b"%06d%b" % (sent, b"x" * 194),
-                    )
-                    assert reply.status in (200, 204), reply
-                    sent += 1
-                    if sent % 50 == 0:
-                        tail = reply.headers["stream-next-offset"]
-                        client.ask("POST", f"/v1/stream/kept/s?truncate&before={tail}")
-        except (ConnectionError, AssertionError, TimeoutError):
-            kill.join()
-        server.kill()
-
-        report = check(folder)
-
-        assert report.findings == []
-    server.start()
-    head = ask(server.port, "HEAD", "/v1/stream/kept/s")
-    # The request in flight at the last kill may or may not have been stored.
-    assert int(head.headers["stream-next-offset"].partition("_")[0]) in (sent, sent + 1)
-    server.stop()
-    assert check(folder).findings == []
-    assert check(folder).counts["rows"] < sent
-    assert sent > 50
 
 
 def test_the_upkeep_of_a_stopped_piece_is_all_or_nothing(tmp_path: Path) -> None:
