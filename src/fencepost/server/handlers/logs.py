@@ -189,7 +189,7 @@ class Logs:
             "until", "until_invalid", least=0, most=POSITION_MAX, default=None
         )
         if after is not None and until is not None and until < after:
-            raise bad("range_invalid", "until is not below after")
+            raise bad("range_invalid", "until must not be below after")
         limit = parameters.integer(
             "limit",
             "limit_invalid",
@@ -319,7 +319,7 @@ class Logs:
         most = POSITION_MAX
         until = parameters.integer("until", "until_invalid", least=0, most=most, default=None)
         if until is not None and until < after:
-            raise bad("range_invalid", "until is not below after")
+            raise bad("range_invalid", "until must not be below after")
         parts = parameters.integer(
             "parts", "parts_invalid", least=1, most=self._limits.plan_parts_max, default=1
         )

@@ -33,7 +33,10 @@ class Parameters:
                 errors="strict",
             )
         except ValueError:
-            raise bad("query_invalid", "the query string is malformed") from None
+            raise bad(
+                "query_invalid",
+                f"the query string is malformed, or has more than {FIELDS_MAX} parameters",
+            ) from None
         for name, value in pairs:
             if name not in known and name not in several:
                 names = ", ".join(sorted(known | several)) or "none"
