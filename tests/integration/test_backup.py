@@ -326,6 +326,20 @@ def test_a_restored_folder_serves_what_was_backed_up(copy: Path, tmp_path: Path)
     assert check(folder).is_clean
 
 
+def test_the_folder_is_that_of_the_servers_settings(copy: Path, tmp_path: Path) -> None:
+    config = tmp_path / "fencepost.toml"
+    config.write_text(f'[store]\nfolder = "{tmp_path / "data"}"\n')
+
+    restored = run("restore", copy, "--config", config, "--json")
+    checked = run("check", "--config", config, "--json")
+    copied = run("backup", tmp_path / "again.db", "--config", config, "--json")
+
+    assert [done.returncode for done in (restored, checked, copied)] == [0, 0, 0]
+    folder = str(tmp_path / "data")
+    assert [json.loads(done.stdout)["data"] for done in (restored, checked)] == [folder] * 2
+    assert check(tmp_path / "again.db").findings == []
+
+
 def test_a_folder_with_data_is_refused_or_moved_aside(copy: Path, tmp_path: Path) -> None:
     folder = tmp_path / "original"
     before = (folder / FILE).read_bytes()
