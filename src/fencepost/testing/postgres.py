@@ -79,8 +79,15 @@ class NotOursError(Exception):
 class PostgresServer:
     """A PostgreSQL server; `dsn` names its maintenance database, `new_database` makes others."""
 
-    def __init__(self, address: str | None = None, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        settings: dict[str, str] | None = None,
+        *,
+        primary: PostgresServer | None = None,
+    ) -> None:
         self._address = address
+        self._primary = primary
         self._settings = SETTINGS | (settings or {})
         self._folder: Path | None = None
         self._programs = Path()
@@ -197,10 +204,16 @@ class PostgresServer:
 
     def _init(self) -> None:
         assert self._folder is not None
-        arguments = ["--pgdata", str(self._data), "--username", "postgres", "--auth", "trust"]
-        arguments += ["--encoding", "UTF8", "--locale", "C", "--no-instructions", "--no-sync"]
+        program = "initdb" if self._primary is None else "pg_basebackup"
+        arguments = ["--pgdata", str(self._data), "--username", "postgres", "--no-sync"]
+        if self._primary is None:
+            arguments += ["--auth", "trust", "--encoding", "UTF8", "--locale", "C"]
+            arguments += ["--no-instructions"]
+        else:
+            arguments += ["--dbname", self._primary.dsn, "--write-recovery-conf"]
+            arguments += ["--checkpoint", "fast"]
         made = subprocess.run(
-            [self._programs / "initdb", *arguments],
+            [self._programs / program, *arguments],
             **_identity(),
             cwd=self._folder,
             capture_output=True,
@@ -208,7 +221,7 @@ class PostgresServer:
             check=False,
         )
         if made.returncode != 0:
-            raise RuntimeError(f"initdb failed:\n{made.stdout}{made.stderr}")
+            raise RuntimeError(f"{program} failed:\n{made.stdout}{made.stderr}")
 
     @property
     def _data(self) -> Path:
@@ -244,6 +257,31 @@ class PostgresServer:
                     break
         self._end(signal.SIGQUIT)
         return False
+
+    # Failing over
+
+    def standby(self) -> PostgresServer:
+        """Another server, started, that has every commit of this one before that is answered."""
+        if self._address is not None:
+            raise NotOursError
+        follower = PostgresServer(settings=self._settings, primary=self)
+        follower.start()
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+            following = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+            for _ in range(int(START_SECONDS_MAX / TRY_SECONDS)):
+                if connection.execute(following).fetchone() is not None:
+                    return follower
+                connection.execute("SELECT pg_sleep(%s)", (TRY_SECONDS,))
+        said = follower.log_text
+        follower.close()
+        raise RuntimeError(f"the standby does not follow:\n{said}")
+
+    def promote(self) -> None:
+        """A standby takes the place of the server that it followed; return when it takes writes."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
 
     # Databases
 
