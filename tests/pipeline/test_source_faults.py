@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 import fencepost
+from fencepost.cli.pipeline import app
+from fencepost.pipeline import tables
 from tests.pipeline.reading_support import collecting, messages, read, stream, until, values
 from tests.serving import ServerProcess
 
@@ -123,6 +126,24 @@ def test_rows_that_are_gone_are_an_error_that_says_how_to_go_on(
         assert values(read(spark, forgetful, stream="lost/b")) == rest
         asked = {"startingPosition": 3, "endingPosition": 4}
         assert values(read(spark, forgetful, match="lost/*", **asked)) == rest
+
+
+def test_a_table_is_made_of_what_is_left_when_told_so(
+    spark: SparkSession, forgetful: ServerProcess, tmp_path: Path
+) -> None:
+    with fencepost.connect(forgetful.url) as client:
+        client.create("left/a").append_many([1, 2, 3])
+        client.create("left/b").append_many([4, 5])
+        prune(client, "left/a")
+    command = ["table", "left/*", str(tmp_path / "t"), "--kind", "rows", "--url", forgetful.url]
+
+    refused = CliRunner().invoke(app, command)
+    made = CliRunner().invoke(app, [*command, "--skip-lost"])
+
+    assert refused.exit_code == 1
+    assert "--skip-lost" in refused.stderr
+    assert made.exit_code == 0, made.stderr
+    assert sorted(row.value for row in tables.read(spark, tmp_path / "t").collect()) == [b"4", b"5"]
 
 
 def test_a_query_fails_on_rows_that_went_while_it_was_away_unless_told_otherwise(

@@ -49,6 +49,9 @@ def table(
     rows_per_commit: Annotated[
         int, typer.Option(help="Messages after which a commit is made.", min=1)
     ] = 1_000_000,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on without rows that left the log unread.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     metrics_port: Annotated[
         int | None,
@@ -79,7 +82,7 @@ def table(
             "format": format,
             "types": _types(types),
             "schema": schema,
-            "options": job.options,
+            "options": {**job.options, "failOnDataLoss": not skip_lost},
         }
         if dry_run:
             _say(_planned(job, pattern, to), as_json)

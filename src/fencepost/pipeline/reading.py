@@ -113,7 +113,7 @@ def pruned_error(selection: Selection, position: int | None) -> DataLossError:
     return DataLossError(
         f"rows of {selection} that were not read yet, the newest at position {position}, left the"
         " server's log after its retention (log_retention_ms): their streams were deleted or"
-        " truncated. Read what is left with failOnDataLoss=false"
+        " truncated. Read what is left with failOnDataLoss=false (of a table: --skip-lost)"
     )
 
 
