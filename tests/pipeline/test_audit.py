@@ -417,3 +417,6 @@ def test_a_server_with_something_of_everything_is_clean_also_while_it_is_written
     assert report.is_clean
     assert report.lists_compared
     assert sum(day.messages for day in report.days) == report.messages >= 54
+    for counted in (report.largest, report.by_stream_and_day):
+        assert sum(one.messages for one in counted) == report.messages
+    assert {one.day for one in report.by_stream_and_day} == {day.name for day in report.days}

@@ -57,12 +57,17 @@ def test_an_audit_that_finds_something_shows_it_draws_it_and_ends_with_1(
 ) -> None:
     with fencepost.connect(server.url) as client:
         client.create("cli/doubled", messages=[{"of": {"id": n}} for n in (1, 2, 1)])
-    plot = tmp_path / "plot.png"
+    plot, nowhere = tmp_path / "plot.png", tmp_path / "nowhere" / "plot.png"
+    command = ("audit", "cli/doubled", "--once", "of.id", "--url", server.url, "--plot")
 
-    result = _run(*("audit", "cli/doubled", "--once", "of.id", "--plot", plot, "--url", server.url))
+    result = _run(*command, plot)
+    unplotted = _run(*command, nowhere)
 
+    assert (unplotted.exit_code, unplotted.stdout) == (2, result.stdout)
+    assert f"cannot be written to {nowhere}" in unplotted.stderr
     assert result.exit_code == 1
     assert "1 defects" in result.stdout
+    assert "largest streams" in result.stdout
     assert "message_repeated" in result.stdout
     assert plot.stat().st_size > 1000
 

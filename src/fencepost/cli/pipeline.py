@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 DEFECTS, FAILED = 1, 2
 """Exit codes of an audit beside 0: something is wrong with the log; nothing can be said of it."""
 DAYS_SHOWN_MAX = 14
+STREAMS_SHOWN_MAX = 10
 
 app = typer.Typer(
     help="Spark jobs: audits, tables, sweeps and lag. They need pip install 'fencepost\\[spark]'.",
@@ -97,12 +98,12 @@ def audit(
                 once=once,
                 tell=step,
             )
-        if plot is not None:
-            reports.plot(report, plot)
         if as_json:
             sys.stdout.write(as_line({"clean": report.is_clean, **_fields(report)}))
         else:
             _show(report)
+        if plot is not None:
+            reports.plot(report, plot)
     if not report.is_clean:
         raise typer.Exit(DEFECTS)
 
@@ -186,6 +187,10 @@ def _show(report: Report) -> None:
         days = report.days[-DAYS_SHOWN_MAX:]
         rows = ((one.name, one.messages, one.bytes) for one in days)
         show_table(("day", "messages", "bytes"), rows, empty="")
+        print()
+        largest = report.largest[:STREAMS_SHOWN_MAX]
+        rows = ((one.name, one.messages, one.bytes) for one in largest)
+        show_table(("largest streams", "messages", "bytes"), rows, empty="")
     if report.defects:
         print()
         kinds = ((kind, count, KINDS[kind]) for kind, count in report.defects.items())

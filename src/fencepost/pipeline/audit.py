@@ -20,7 +20,7 @@ from fencepost.pipeline.audit_reading import Span, facts
 from fencepost.pipeline.connection import connection_of
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.options import Options
-from fencepost.pipeline.reports import Count, Defect, Report, day_name
+from fencepost.pipeline.reports import Count, DayCount, Defect, Report, day_name
 from fencepost.pipeline.selecting import Selection
 
 SAMPLES_MAX = 20
@@ -90,7 +90,7 @@ def audit(
         finally:
             defects.unpersist()
         say("counting")
-        days, largest, streams = _counts(known)
+        days, largest, by_stream_and_day, streams = _counts(known)
     finally:
         known.unpersist()
     return Report(
@@ -107,6 +107,7 @@ def audit(
         samples=samples,
         days=days,
         largest=largest,
+        by_stream_and_day=by_stream_and_day,
     )
 
 
@@ -160,8 +161,8 @@ def _summary(defects: DataFrame, samples_max: int) -> tuple[dict[str, int], list
     return dict(sorted(counted.items())), samples
 
 
-def _counts(known: DataFrame) -> tuple[list[Count], list[Count], int]:
-    """Totals by day, the largest streams, and how many streams there are."""
+def _counts(known: DataFrame) -> tuple[list[Count], list[Count], list[DayCount], int]:
+    """Totals by day, the largest streams, their days, and how many streams there are."""
     counts = rules.counts(known).persist()
     total = F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
     try:
@@ -174,7 +175,12 @@ def _counts(known: DataFrame) -> tuple[list[Count], list[Count], int]:
             Count(row.stream, row.messages, row.bytes)
             for row in streams.orderBy(F.desc("messages"), "stream").limit(LARGEST_MAX).collect()
         ]
-        return days, largest, counts.select("stream").distinct().count()
+        of_largest = counts.where(F.col("stream").isin([one.name for one in largest]))
+        by_stream_and_day = [
+            DayCount(row.stream, day_name(row.day), row.messages, row.bytes)
+            for row in of_largest.orderBy("stream", "day").collect()
+        ]
+        return days, largest, by_stream_and_day, counts.select("stream").distinct().count()
     finally:
         counts.unpersist()
 

@@ -37,6 +37,15 @@ class Count(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class DayCount(msgspec.Struct, frozen=True):
+    """Messages and payload bytes that a stream got on a day."""
+
+    stream: str
+    day: str
+    messages: int
+    bytes: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit of a range of the log found."""
 
@@ -57,6 +66,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     days: list[Count]
     largest: list[Count]
     """The streams with the most messages."""
+    by_stream_and_day: list[DayCount]
+    """Of the largest streams, each of their days."""
 
     @property
     def is_clean(self) -> bool:
