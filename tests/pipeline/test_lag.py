@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fencepost
 from fencepost.cli.pipeline import app
 from fencepost.pipeline import tables
-from fencepost.pipeline.lag import CheckpointError, lag, reached
+from fencepost.pipeline.lag import CheckpointError, Reached, lag, reached
 from fencepost.pipeline.metrics import Place, PortError, places, watch
 from fencepost.pipeline.progress import tasks
 from tests.pipeline.reading_support import stream, until
@@ -61,6 +61,24 @@ def test_a_checkpoint_is_read_up_to_its_newest_batch_that_is_done(tmp_path: Path
 def test_other_folders_are_named_as_what_they_are_not(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint of a query and no folder of tables"):
         reached(tmp_path)
+
+
+def test_what_is_said_of_queries_does_not_change_which_streams_a_table_has(
+    server: ServerProcess,
+) -> None:
+    with fencepost.connect(server.url) as client:
+        client.create("said/a", messages=[1, 2])
+        client.create("said/b", messages=[3])
+        behind = [
+            lag(client, Reached(place="here", position=-1, **consumer), "said/b").messages
+            for consumer in (
+                {"kind": "table", "match": "said/*"},
+                {"kind": "table", "streams": ("said/a",)},
+                {"kind": "query"},
+            )
+        ]
+
+    assert behind == [3, 2, 1]
 
 
 def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its_lag(

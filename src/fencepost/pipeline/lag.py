@@ -68,12 +68,13 @@ def reached(place: Path) -> list[Reached]:
 
 
 def lag(client: Client, consumer: Reached, match: str | None = None) -> Lag:
-    """What a consumer has still to do, by its own selection or by the one that is given.
+    """What a consumer has still to do.
 
-    A checkpoint does not say which streams its query reads: without `match`, everything counts.
+    A table knows its streams. A checkpoint does not say which ones its query reads: `match` does,
+    or everything counts.
     """
-    streams = list(consumer.streams) if match is None else []
-    pattern = match or consumer.match or (None if streams else "**")
+    streams = list(consumer.streams)
+    pattern = None if streams else consumer.match or match or "**"
     head = client.log_head()
     if consumer.position > head:
         raise CheckpointError(
