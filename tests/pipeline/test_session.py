@@ -253,6 +253,15 @@ def test_the_format_can_be_registered_in_a_session_of_somebody_else(
     assert values(asked.load()) == [b'"here"']
 
 
+def test_a_session_on_another_spark_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "version", "4.1.2")
+
+    with pytest.raises(SparkMissingError, match=r"runs on Spark 4.1.2, and this is made for 4.3"):
+        register(spark)
+
+
 def test_what_was_measured_to_help_is_set(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"

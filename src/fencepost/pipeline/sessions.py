@@ -105,6 +105,10 @@ def session(
 def register(spark: SparkSession) -> None:
     """Add `.format("fencepost")` to a session, whoever made it."""
     check_pyspark()
+    if not _is_wanted(spark.version):
+        raise SparkMissingError(
+            f"this session runs on Spark {spark.version}, and this is made for {WANTED}"
+        )
     from fencepost.pipeline.datasource import FencepostDataSource
 
     for name, value in _AT_ANY_TIME.items():
