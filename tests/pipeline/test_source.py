@@ -258,6 +258,8 @@ def test_a_token_lets_its_principal_read_and_nobody_else(
         seen = values(read(spark, server, match="**", token=token("ann"), startingPosition=0))
 
         assert seen == [b'"orders/1"']
+        everything = read(spark, server, match="**", token=token("ann"))
+        assert values(everything.where("stream = 'bills/1'")) == []
         refusals = {
             "the server does not know who asks": {"match": "**", "token": "wrong"},
             "the server does not know who asks ": {"match": "**"},

@@ -48,7 +48,7 @@ class Reader(DataSourceReader):
             return []
         say_if_away(self._options.connection)
         with self._options.connection.client() as client, access_explained():
-            check_readable(client, selection)
+            check_readable(client, self._options.selection)
             asked = self._range(client)
             planned = plan_partitions(client, self._options, selection, asked)
         if planned.pruned is not None:
