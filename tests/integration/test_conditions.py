@@ -232,6 +232,18 @@ def test_a_malformed_producer_if_is_refused(wire: Connection, value: str) -> Non
     assert code_of(reply) in ("producer_if_invalid", "header_invalid")
 
 
+def test_a_close_again_tells_where_the_stream_ended(wire: Connection) -> None:
+    path = fresh()
+    make(wire, path)
+    append(wire, path)
+
+    closed, again = (append(wire, path, b"", Stream_Closed="true") for _ in range(2))
+
+    for name in ("stream-next-offset", "stream-version", "stream-closed"):
+        assert again.headers[name] == closed.headers[name]
+    assert again.status == closed.status == 204
+
+
 def test_an_append_makes_its_stream_when_told_to(wire: Connection) -> None:
     path = fresh()
     kind = "text/plain; charset=utf-8"

@@ -69,6 +69,10 @@ def next_offset(offset: Offset) -> tuple[bytes, bytes]:
     return (b"Stream-Next-Offset", wire(offset))
 
 
+def _version(tail: Offset) -> tuple[bytes, bytes]:
+    return (b"Stream-Version", b"%d" % (tail.messages - 1))
+
+
 def missing() -> Response:
     return refused(404, "stream_not_found", "No such stream", "there is no stream at this path")
 
@@ -112,7 +116,7 @@ def appended(outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown) 
         case Replayed(original):
             return _replayed(original)
         case AlreadyClosed(tail):
-            return _plain(204, next_offset(tail), _CLOSED)
+            return _plain(204, next_offset(tail), _version(tail), _CLOSED)
         case Missing():
             return missing()
         case SoftDeleted():
@@ -263,7 +267,7 @@ def _unmet(
                 "Tail moved",
                 f"the stream ends at {tail}: read from there, then decide again",
                 next_offset(tail),
-                (b"Stream-Version", b"%d" % (tail.messages - 1)),
+                _version(tail),
             )
 
 
@@ -297,7 +301,7 @@ def _replayed(original: KeyRecord) -> Response:
     headers = [
         next_offset(original.tail),
         _original(original.start),
-        (b"Stream-Version", b"%d" % (original.tail.messages - 1)),
+        _version(original.tail),
         (b"Stream-Position", b"%d" % original.position),
         (b"Idempotency-Replayed", b"true"),
     ]
@@ -310,7 +314,7 @@ def _duplicate(outcome: Duplicate) -> Response:
     headers = [
         next_offset(outcome.tail),
         *_producer_state(outcome.producer_epoch, outcome.producer_seq),
-        (b"Stream-Version", b"%d" % (outcome.tail.messages - 1)),
+        _version(outcome.tail),
         *BROWSER,
     ]
     if outcome.original is not None:
