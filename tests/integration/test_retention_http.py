@@ -109,6 +109,14 @@ def test_retention_is_part_of_a_streams_configuration(server_process: ServerProc
     assert head.headers["stream-retention-messages"] == "10"
 
 
+def test_a_retention_that_there_is_not_is_refused(server_process: ServerProcess) -> None:
+    header = "Stream-Retention-Days: 7"
+
+    reply = ask(server_process.port, "PUT", "/v1/stream/misspelt", header)
+
+    assert (reply.status, code_of(reply)) == (400, "retention_invalid")
+
+
 @pytest.mark.parametrize("name", ["Age", "Bytes", "Messages"])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", "99999999999999999999"])
 def test_a_retention_that_is_not_a_number_is_refused(

@@ -376,14 +376,19 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
 
 def _retention(request: Request, limits: Limits) -> Retention:
     headers = request.headers
-    if not any(name.startswith(b"stream-retention-") for name in headers):
+    named = {name for name in headers if name.startswith(b"stream-retention-")}
+    if not named:
         return KEEP_ALL
+    known = {
+        b"stream-retention-age": limits.ttl_s_max,
+        b"stream-retention-bytes": INTEGER_MAX,
+        b"stream-retention-messages": INTEGER_MAX,
+    }
+    if named - known.keys():
+        # Misspelt, it would keep everything, and nobody would know before the disk is full.
+        raise bad("retention_invalid", "a retention is Stream-Retention-Age, -Bytes or -Messages")
     bounds = []
-    for name, value_max in (
-        (b"stream-retention-age", limits.ttl_s_max),
-        (b"stream-retention-bytes", INTEGER_MAX),
-        (b"stream-retention-messages", INTEGER_MAX),
-    ):
+    for name, value_max in known.items():
         value = headers.get(name)
         if value is not None and (
             not _INTEGER.fullmatch(value) or not 1 <= int(value) <= value_max
