@@ -269,7 +269,14 @@ def parse_append(request: Request, path: str, limits: Limits, actor: Actor | Non
 
 
 _OTHER_CONDITIONS = frozenset(
-    (b"if-match", b"if-none-match", b"stream-auto-create", b"producer-if", b"producer-strict")
+    (
+        b"if-match",
+        b"if-none-match",
+        b"stream-auto-create",
+        b"producer-if",
+        b"producer-strict",
+        b"lease-token",
+    )
 )
 _CONDITIONS = _OTHER_CONDITIONS | {b"idempotency-key"}
 
@@ -277,6 +284,9 @@ _CONDITIONS = _OTHER_CONDITIONS | {b"idempotency-key"}
 def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
     """The headers that make an append conditional; None when they come to nothing."""
     headers = request.headers
+    if b"lease-token" in headers:
+        # Whoever sends one counts on being refused when the lease is lost.
+        raise bad("header_unexpected", "there are no leases here that a Lease-Token could be of")
     key = headers.get(b"idempotency-key")
     if key is not None and _OTHER_CONDITIONS.isdisjoint(headers):
         # A key alone is what most requests with conditions have.
