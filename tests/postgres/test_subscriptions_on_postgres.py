@@ -9,6 +9,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
+from fencepost.server.subscriptions.led import LEADER_MS_MAX
 from fencepost.testing.postgres import PostgresServer
 from tests.integration.auth_support import ANN, BOB, ROOT, As
 from tests.integration.subscriptions_support import DONE, JSON, Client, Receiver, Reply, code, tails
@@ -305,7 +306,9 @@ def test_a_leader_that_is_stopped_and_goes_on_later_writes_nothing(postgres_dsn:
 def test_a_request_that_a_hanging_leader_took_is_not_waited_for_once_another_leads(
     postgres_dsn: str,
 ) -> None:
-    with nodes(postgres_dsn, 3, QUICK) as (first, second, third):
+    # For longer than a request waits for somebody to lead.
+    silence = {"FENCEPOST_STORE_LEADER_SILENCE_MS": str(LEADER_MS_MAX + 1_000)}
+    with nodes(postgres_dsn, 3, QUICK | silence) as (first, second, third):
         with Client(second.url) as two, Client(third.url) as three:
             two.pull("s")
             first.freeze()

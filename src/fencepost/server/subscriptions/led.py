@@ -126,6 +126,9 @@ class LedSubscriptions:
                     log.warning("the node that leads did not answer: %s", problem)
                     if request.method not in SAFE:
                         return failed(Unknown())
+                    if self._leading.leader not in (None, leader):
+                        # It took long to find out, and the next one has not been asked yet.
+                        until_ms = clock.monotonic_ms() + LEADER_MS_MAX
             if clock.monotonic_ms() >= until_ms:
                 return _no_leader()
             self._leading.poke()
