@@ -6,7 +6,7 @@ folder, and on a database of its own. Others get the folder, as `conftest.py` sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,16 +26,39 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def serving_on(engine: str, folder: Path, *arguments: str) -> Iterator[ServerProcess]:
-    """A server on an empty store of this engine."""
+def emptied(engine: str, folder: Path) -> Iterator[Path | str]:
+    """An empty store of this engine: a folder, or the address of a database."""
     if engine == SQLITE:
-        with ServerProcess(folder, arguments=arguments) as server:
-            yield server
+        yield folder
         return
     postgres = shared_server()
     url = postgres.new_database()
     try:
-        with ServerProcess(store=url, arguments=arguments) as server:
-            yield server
+        yield url
     finally:
         postgres.drop_database(url)
+
+
+@pytest.fixture
+def empty_store(engine: str, tmp_path: Path) -> Iterator[Path | str]:
+    """Where the servers of a test keep everything, one after the other."""
+    with emptied(engine, tmp_path) as store:
+        yield store
+
+
+def server_at(
+    store: Path | str,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> ServerProcess:
+    """A server on a store, to be started."""
+    if isinstance(store, Path):
+        return ServerProcess(store, arguments=arguments, environment=environment)
+    return ServerProcess(store=store, arguments=arguments, environment=environment)
+
+
+@contextmanager
+def serving_on(engine: str, folder: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """A server on an empty store of this engine."""
+    with emptied(engine, folder) as store, server_at(store, arguments) as server:
+        yield server

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from tests.engines import server_at
 from tests.serving import ServerProcess
 
 ALL = ("read", "append", "create", "close", "delete", "claim")
@@ -111,20 +112,20 @@ class Place:
 
 @contextmanager
 def place(
-    data: Path,
+    store: Path | str,
     *principals: dict[str, Any],
     rules: Iterable[dict[str, Any]] = (),
     arguments: Iterable[str] = (),
     **settings: object,
 ) -> Iterator[Place]:
-    """A server with these principals; `settings` are those of [auth]."""
+    """A server with these principals on a folder or a database; `settings` are those of [auth]."""
     environment = {
         "FENCEPOST_PRINCIPALS": json.dumps(principals),
         "FENCEPOST_PRODUCER_RULES": json.dumps(list(rules)),
         **{f"FENCEPOST_AUTH_{key.upper()}": str(value) for key, value in settings.items()},
     }
     sent = ("--long-poll-ms", "200", *arguments)
-    with ServerProcess(data, arguments=sent, environment=environment) as process:
+    with server_at(store, sent, environment) as process:
         found = Place(process)
         try:
             yield found

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import empty_store as empty_store
+from tests.engines import engine as engine
 from tests.integration.auth_support import ALL, FORBIDDEN, ROOT, Place, code, place, principal
 from tests.serving import ServerProcess
 
@@ -17,8 +19,8 @@ ALWAYS = {"match": "task:*", "going_on": "holder", "raising": "always"}
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, ROOT, ONE, TWO, EVERY, AUDITOR, rules=[ALWAYS]) as found:
+def here(empty_store: Path | str) -> Iterator[Place]:
+    with place(empty_store, ROOT, ONE, TWO, EVERY, AUDITOR, rules=[ALWAYS]) as found:
         found("one").create("jobs/1")
         yield found
 
@@ -56,8 +58,8 @@ def test_ordinary_appends_and_raises_of_other_ids_are_not_told(here: Place) -> N
     assert here.audit() == []
 
 
-def test_an_override_is_told_as_one(tmp_path: Path) -> None:
-    with place(tmp_path, ROOT, ONE, TWO) as here:
+def test_an_override_is_told_as_one(empty_store: Path | str) -> None:
+    with place(empty_store, ROOT, ONE, TWO) as here:
         here("one").create("jobs/1")
         here("one").send("jobs/1", "task:a", 0, 0)
         here("root").send("jobs/1", "task:a", 0, 1, audit_reason="finish it")
@@ -89,8 +91,8 @@ def test_raises_inside_a_commit_are_told_when_it_is_done_and_not_when_it_is_refu
     ]
 
 
-def test_refusals_are_told_but_only_so_many_a_second(tmp_path: Path) -> None:
-    with place(tmp_path, ROOT, ONE, TWO, EVERY, audit_refusals_per_s=0.5) as here:
+def test_refusals_are_told_but_only_so_many_a_second(empty_store: Path | str) -> None:
+    with place(empty_store, ROOT, ONE, TWO, EVERY, audit_refusals_per_s=0.5) as here:
         here("one").create("jobs/1")
         here("one").send("jobs/1", "task:a", 0, 0)
         started = time.monotonic()
@@ -110,8 +112,8 @@ def test_refusals_are_told_but_only_so_many_a_second(tmp_path: Path) -> None:
     assert events[-1]["type"] == "override"
 
 
-def test_what_was_left_out_is_counted_in_the_next_event(tmp_path: Path) -> None:
-    with place(tmp_path, ROOT, ONE, TWO, audit_refusals_per_s=0.01, rules=[ALWAYS]) as here:
+def test_what_was_left_out_is_counted_in_the_next_event(empty_store: Path | str) -> None:
+    with place(empty_store, ROOT, ONE, TWO, audit_refusals_per_s=0.01, rules=[ALWAYS]) as here:
         here("one").create("jobs/1")
         here("one").send("jobs/1", "task:a", 0, 0)
         for _ in range(5):

@@ -7,6 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.engines import emptied
+from tests.engines import empty_store as empty_store
+from tests.engines import engine as engine
 from tests.integration.auth_support import ALL, ROOT, Place, code, place, principal
 
 ONE, TWO = principal("one", ("jobs/**", ALL)), principal("two", ("jobs/**", ALL))
@@ -18,8 +21,11 @@ NEVER = {"match": "fixed:*", "going_on": "holder", "raising": "never"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with place(tmp_path_factory.mktemp("claims"), ROOT, ONE, TWO, rules=[SHORT, NEVER]) as found:
+def server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with (
+        emptied(engine, tmp_path_factory.mktemp("claims")) as store,
+        place(store, ROOT, ONE, TWO, rules=[SHORT, NEVER]) as found,
+    ):
         yield found
 
 
@@ -137,9 +143,9 @@ def test_the_rules_hold_inside_commits_as_well(here: Place) -> None:
     assert here("two").commit(item(0, 2)).status_code == 200
 
 
-def test_who_holds_what_survives_a_restart(tmp_path: Path) -> None:
+def test_who_holds_what_survives_a_restart(empty_store: Path | str) -> None:
     few = principal("one", ("jobs/**", ALL), open_claims_max=2)
-    with place(tmp_path, ROOT, few, TWO) as here:
+    with place(empty_store, ROOT, few, TWO) as here:
         here("one").create("jobs/1")
         here("one").send("jobs/1", "task:1", 0, 0)
         here("one").send("jobs/1", "task:2", 0, 0)
@@ -160,9 +166,9 @@ def metric(here: Place, name: str, who: str) -> float:
     return 0.0
 
 
-def test_only_so_many_claims_are_open_at_once(tmp_path: Path) -> None:
+def test_only_so_many_claims_are_open_at_once(empty_store: Path | str) -> None:
     few = principal("one", ("jobs/**", ALL), open_claims_max=2)
-    with place(tmp_path, ROOT, few) as here:
+    with place(empty_store, ROOT, few) as here:
         one = here("one")
         for path in ("jobs/1", "jobs/2"):
             one.create(path)
@@ -185,9 +191,9 @@ def test_only_so_many_claims_are_open_at_once(tmp_path: Path) -> None:
         assert one.send("jobs/1", "task:4", 0, 0).status_code == 200
 
 
-def test_a_commit_of_many_claims_counts_them_all(tmp_path: Path) -> None:
+def test_a_commit_of_many_claims_counts_them_all(empty_store: Path | str) -> None:
     few = principal("one", ("jobs/**", ALL), open_claims_max=2)
-    with place(tmp_path, few) as here:
+    with place(empty_store, few) as here:
         here("one").create("jobs/1")
 
         def claims(*names: int) -> httpx.Response:
@@ -219,11 +225,11 @@ def test_a_commit_of_many_claims_counts_them_all(tmp_path: Path) -> None:
     ],
 )
 def test_a_rate_is_held_for_each_principal_by_itself(
-    tmp_path: Path, limit: str, ids: list[str], name: str
+    empty_store: Path | str, limit: str, ids: list[str], name: str
 ) -> None:
     # Burst 1, and a minute and more until the next: no machine is slow enough to get two through.
     slow = principal("one", ("jobs/**", ALL), **{limit: 0.01})
-    with place(tmp_path, ROOT, slow, TWO) as here:
+    with place(empty_store, ROOT, slow, TWO) as here:
         here("two").create("jobs/1")
         first, second = (here("one").send("jobs/1", producer, 0, 0) for producer in ids)
 
@@ -236,9 +242,9 @@ def test_a_rate_is_held_for_each_principal_by_itself(
         assert len(here("two").get("/v1/stream/jobs/1").json()) == 4
 
 
-def test_raises_have_a_rate_of_their_own(tmp_path: Path) -> None:
+def test_raises_have_a_rate_of_their_own(empty_store: Path | str) -> None:
     slow = principal("one", ("jobs/**", ALL), raises_per_s=0.01)
-    with place(tmp_path, slow) as here:
+    with place(empty_store, slow) as here:
         here("one").create("jobs/1")
         for producer in ("a", "b"):
             here("one").send("jobs/1", producer, 0, 0)
@@ -250,9 +256,9 @@ def test_raises_have_a_rate_of_their_own(tmp_path: Path) -> None:
         assert here("one").send("jobs/1", "b", 0, 1).status_code == 200
 
 
-def test_a_refusal_for_haste_costs_nothing_durable(tmp_path: Path) -> None:
+def test_a_refusal_for_haste_costs_nothing_durable(empty_store: Path | str) -> None:
     slow = principal("one", ("jobs/**", ALL), claims_per_s=0.01)
-    with place(tmp_path, ROOT, slow) as here:
+    with place(empty_store, ROOT, slow) as here:
         here("one").create("jobs/1")
         here("one").send("jobs/1", "task:a", 0, 0)
         before = here("root").client.head("/v1/log").headers["Log-Head"]
@@ -273,10 +279,10 @@ def commits_count(here: Place) -> float:
     raise AssertionError("no such metric")
 
 
-def test_who_abandons_its_claims_gets_no_more_for_a_while(tmp_path: Path) -> None:
+def test_who_abandons_its_claims_gets_no_more_for_a_while(empty_store: Path | str) -> None:
     careless = principal("one", ("jobs/**", ALL), abandon_ratio_max=0.5)
     rule = {"match": "task:*", "going_on": "holder", "raising": "always"}
-    with place(tmp_path, ROOT, careless, TWO, rules=[rule]) as here:
+    with place(empty_store, ROOT, careless, TWO, rules=[rule]) as here:
         here("one").create("jobs/1")
         for number in range(12):
             here("one").send("jobs/1", f"task:{number}", 0, 0)

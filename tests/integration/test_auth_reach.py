@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engines import empty_store as empty_store
+from tests.engines import engine as engine
 from tests.integration.auth_support import (
     ALL,
     ANN,
@@ -28,9 +30,9 @@ SECRET = "bobs-secret"
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
+def here(empty_store: Path | str) -> Iterator[Place]:
     """Streams of ann and of bob; ann must never see bob's."""
-    with place(tmp_path, ROOT, ANN, BOB, READER, WRITER) as found:
+    with place(empty_store, ROOT, ANN, BOB, READER, WRITER) as found:
         for path in ("orders/1", "orders/open/2", "wakes/ann"):
             found("ann").create(path)
         found("ann").send("orders/1", "ann-1", 0, 0, "for ann")
@@ -376,11 +378,11 @@ def test_more_streams_are_linked_only_if_the_owner_may_read_them(here: Place) ->
 
 
 def test_a_worker_of_another_principal_may_claim_with_the_verb_and_the_grants(
-    tmp_path: Path,
+    empty_store: Path | str,
 ) -> None:
     worker = principal("worker", ("orders/**", ["read"]), ("wakes/ann", ["claim"]))
     blind = principal("blind", ("wakes/ann", ["claim"]))
-    with place(tmp_path, ANN, worker, blind) as here:
+    with place(empty_store, ANN, worker, blind) as here:
         here("ann").create("orders/1")
         here("ann").create("wakes/ann")
         subscribe(here, "ann", "s", pull("orders/**", "wakes/ann"))
@@ -391,10 +393,10 @@ def test_a_worker_of_another_principal_may_claim_with_the_verb_and_the_grants(
 
 
 def test_a_pattern_never_takes_in_the_audit_stream_of_somebody_who_may_not_read_it(
-    tmp_path: Path,
+    empty_store: Path | str,
 ) -> None:
     every = principal("every", ("**", ALL))
-    with place(tmp_path, ROOT, every) as here:
+    with place(empty_store, ROOT, every) as here:
         here("every").create("wakes")
 
         made = subscribe(here, "every", "s", pull("**", "wakes"))
@@ -406,15 +408,15 @@ def test_a_pattern_never_takes_in_the_audit_stream_of_somebody_who_may_not_read_
 
 
 def test_a_subscription_whose_owner_lost_a_grant_tells_of_that_stream_no_more(
-    tmp_path: Path,
+    empty_store: Path | str,
 ) -> None:
-    with place(tmp_path, ROOT, ANN) as here:
+    with place(empty_store, ROOT, ANN) as here:
         for path in ("orders/1", "orders/open/2", "wakes/ann"):
             here("ann").create(path)
         subscribe(here, "ann", "s", pull("orders/**", "wakes/ann"))
         here("ann").append("orders/1", "work")
     less = principal("ann", ("orders/open/*", ALL), ("wakes/ann", ALL))
-    with place(tmp_path, ROOT, less) as here:
+    with place(empty_store, ROOT, less) as here:
         shown = here("ann").get("/v1/stream/__ds/subscriptions/s").json()
         nothing = act(here, "ann", "s", "claim", {"worker": "w"})
         here("root").create("orders/later")
@@ -425,7 +427,7 @@ def test_a_subscription_whose_owner_lost_a_grant_tells_of_that_stream_no_more(
         assert [link["path"] for link in shown["streams"]] == ["orders/open/2"]
         assert code(nothing) == (409, "no_pending_work")
         assert [entry["path"] for entry in claimed["streams"]] == ["orders/open/2"]
-    with place(tmp_path, ROOT, BOB) as here:
+    with place(empty_store, ROOT, BOB) as here:
         shown = here("root").get("/v1/stream/__ds/subscriptions/s").json()
         assert shown["streams"] == []
         assert shown["pending_streams"] == 0
