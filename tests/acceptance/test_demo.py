@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,23 @@ DEMO_SECONDS_MAX = 600
 @pytest.mark.timeout(DEMO_SECONDS_MAX + 30)
 def test_the_demo_proves_what_it_shows_and_leaves_nothing_behind(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    done = subprocess.run(
-        [*_FENCEPOST, "demo", "--orders", "1000", "--keep", str(kept), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=DEMO_SECONDS_MAX,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as scratch:  # a short path: there will be sockets in it
+        done = subprocess.run(
+            [*_FENCEPOST, "demo", "--orders", "1000", "--keep", str(kept), "--json"],
+            capture_output=True,
+            text=True,
+            timeout=DEMO_SECONDS_MAX,
+            check=False,
+            env={
+                **os.environ,
+                "TMPDIR": scratch,
+                "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}",
+            },
+        )
+        left = os.listdir(scratch)
 
     assert done.returncode == 0, done.stderr + done.stdout
+    assert left == []
     told = json.loads(done.stdout)
     assert told["clean"]
     assert [claim["holds"] for claim in told["claims"]] == [True] * 4

@@ -103,13 +103,20 @@ class Server:
 class Query:
     """The Spark job in a process of its own, to be killed with its JVM."""
 
-    def __init__(self, folder: Path, url: str, rows_per_batch: int, *more: str) -> None:
+    def __init__(
+        self, folder: Path, scratch: str, url: str, rows_per_batch: int, *more: str
+    ) -> None:
         self._log_path = folder / "spark.log"
         command = [sys.executable, "-m", "fencepost.pipeline.demo", "--url", url]
         command += ["--folder", str(folder), "--rows-per-batch", str(rows_per_batch), *more]
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "TMPDIR": scratch},
+                start_new_session=True,
             )
 
     @property
@@ -169,7 +176,12 @@ def _show(folder: Path, server: Server, orders: int, progress: Progress) -> list
     progress.update(step, description=f"a server at {server.url}", total=1, completed=1)
     produced = _produce(server, orders, progress)
     kills = server.kills
-    found = _price(folder, server, orders, progress)
+    # A Spark that is killed removes nothing. Not below a folder to keep, whose path may be long:
+    # Spark makes sockets in it.
+    with tempfile.TemporaryDirectory(
+        prefix="fencepost-spark-", ignore_cleanup_errors=True
+    ) as scratch:
+        found = _price(folder, scratch, server, orders, progress)
     expected = {"orders": orders, "different": orders, "total": orders * (orders - 1) // 2}
     audited = found["audited"]
     return [
@@ -242,12 +254,14 @@ def _produce(server: Server, orders: int, progress: Progress) -> int:
     return orders
 
 
-def _price(folder: Path, server: Server, orders: int, progress: Progress) -> dict[str, Any]:
+def _price(
+    folder: Path, scratch: str, server: Server, orders: int, progress: Progress
+) -> dict[str, Any]:
     """Run the query, killing the server after a batch and the query after another."""
     rows_per_batch = -(-orders // BATCHES)
     step = progress.add_task("Spark prices them (starting a JVM)", total=BATCHES)
     report = folder / "report.json"
-    first = Query(folder, server.url, rows_per_batch)
+    first = Query(folder, scratch, server.url, rows_per_batch)
     try:
         _until(first, lambda: _batches(server), 2, progress, step)
         progress.update(step, description="Spark prices them (the server was killed)")
@@ -257,7 +271,7 @@ def _price(folder: Path, server: Server, orders: int, progress: Progress) -> dic
         first.kill()
     progress.update(step, description="Spark prices them (the query was killed, and started again)")
     more = ["--report", str(report), "--plot", str(folder / "audit.png")]
-    second = Query(folder, server.url, rows_per_batch, *more)
+    second = Query(folder, scratch, server.url, rows_per_batch, *more)
     try:
         _until(second, lambda: _batches(server), BATCHES, progress, step)
         progress.update(step, description="orders priced")

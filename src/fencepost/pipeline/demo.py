@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,15 @@ def main() -> None:
     parser.add_argument("--report", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
-    spark = session("fencepost demo", conf={"spark.ui.enabled": False})
+    scratch = tempfile.gettempdir()
+    spark = session(
+        "fencepost demo",
+        conf={
+            "spark.ui.enabled": False,
+            "spark.local.dir": scratch,
+            "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch}",
+        },
+    )
     spark.sparkContext.setLogLevel("ERROR")
     price(spark, given.url, given.folder / "checkpoint", rows_per_batch=given.rows_per_batch)
     if given.report is not None:
