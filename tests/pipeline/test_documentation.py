@@ -61,8 +61,13 @@ def test_every_python_block_of_the_guide_runs_and_runs_again(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("spark")
 def test_every_python_block_of_the_page_on_operations_runs(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server:
+    with ServerProcess(tmp_path / "data") as server, fencepost.connect(server.url) as client:
+        client.create("of-the-guide", messages=[1, 2, 3, 4])
+
         run_page(OPERATIONS, server)
+
+        for path in ("sold", "sold-again"):
+            assert len(list(client.stream(path).read())) == 3
 
 
 def test_the_example_runs_as_it_is_and_runs_again(
