@@ -31,14 +31,15 @@ _MADE = (
     "stream string, kind string, task string, owner string, epoch long, silent_seconds double,"
     " outcome string, error string"
 )
-Outcome = Literal["stale", "reclaimed", "moved", "failed"]
+Outcome = Literal["stale", "reclaimed", "kept", "failed"]
 
 
 class StaleClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim whose holder was silent, and what became of it.
 
-    `stale` is what a dry run says; `moved` that its holder or another actor was faster; `failed`
-    that the stream refused, in which case there may be no task.
+    `stale` is what a dry run says; `kept` that its holder or another actor was faster, or that the
+    server's rules do not take the holder for gone yet; `failed` that the stream refused, in which
+    case there may be no task.
     """
 
     stream: str
@@ -106,7 +107,7 @@ def _working(timeout: float, owner: str, dry_run: bool) -> Work:
             return []
         now = now_ms(client) / 1000
         taken = set() if dry_run else set(claims.reclaim_stale(timeout))
-        missed: Outcome = "stale" if dry_run else "moved"
+        missed: Outcome = "stale" if dry_run else "kept"
         return [
             {
                 **row,
