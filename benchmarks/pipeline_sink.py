@@ -2,8 +2,9 @@
 
 The same cached rows, 100-byte JSON messages, are written in turn to Parquet, to Spark's `noop`
 sink and to Fencepost, as a batch on two cores, round after round in one session; then as
-micro-batches of a query, large and small. What bounds the sink is told by the parts it is made of:
-rows to chunks on one core without a server, and the server's processor time per million rows.
+micro-batches of a query, large, small and empty. What bounds the sink is told by the parts it is
+made of: rows to chunks on one core without a server, and the server's processor time per million
+rows.
 """
 
 from __future__ import annotations
@@ -143,19 +144,25 @@ def query_rounds(
     """How long micro-batches take, from Spark's own account of them."""
     url = f"http://127.0.0.1:{server.port}"
     spark.dataSource.register(IdleSource)
-    for name, per_batch, count in (("small", 100, batches), ("100,000 rows", 100_000, 5)):
+    kinds = (
+        ("empty", "value < 0", 100, batches),
+        ("small", "true", 100, batches),
+        ("100,000 rows", "true", 100_000, 5),
+    )
+    for name, wanted, per_batch, count in kinds:
         for sink in ("parquet", IdleSource.name(), "fencepost"):
             source = (
                 spark.readStream.format("rate-micro-batch")
                 .option("rowsPerBatch", per_batch)
                 .option("numPartitions", CORES)
                 .load()
+                .where(wanted)
             )
-            folder = work / f"{sink}-{per_batch}"
+            folder = work / f"{sink}-{name}"
             writing = source.select(message_of("value")).writeStream.format(sink)
             writing = writing.option("checkpointLocation", str(folder / "checkpoint"))
             if sink == "fencepost":
-                writing = writing.option("url", url).option("stream", f"query/{per_batch}")
+                writing = writing.option("url", url).option("stream", f"query/{name}")
                 writing = writing.option("autoCreate", "true")
             if sink == "parquet":
                 writing = writing.option("path", str(folder / "rows"))
