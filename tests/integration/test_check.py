@@ -13,7 +13,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from fencepost.store.sqlite.check import UnreadableError, check
+from fencepost.store.checks.report import UnreadableError
+from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.database import FILE
 from tests.integration.folders import furnish
 from tests.integration.raw import ask

@@ -32,13 +32,12 @@ from fencepost.server.stores import (
     require_postgres,
     saying_why,
 )
+from fencepost.store.checks.report import Progress as Tell
+from fencepost.store.checks.report import Report, UnreadableError, ignore
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.sqlite import backup as copies
-from fencepost.store.sqlite.check import UnreadableError
 from fencepost.store.sqlite.check import check as check_place
-from fencepost.store.sqlite.check_report import Progress as Tell
-from fencepost.store.sqlite.check_report import Report, ignore
 from fencepost.store.sqlite.database import FolderInUseError, SchemaTooNewError
 from fencepost.store.sqlite.settings import SqliteSettings
 

@@ -11,14 +11,13 @@ from contextlib import closing
 
 from psycopg import sql
 
+from fencepost.store.checks.report import Progress, Report, UnreadableError, ignore
 from fencepost.store.engine.log_sources import WIDTH
 from fencepost.store.postgres.database import PostgresConnection, connect
 from fencepost.store.postgres.schema import migrate
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import prepare
 from fencepost.store.sql import load_queries
-from fencepost.store.sqlite.check import UnreadableError
-from fencepost.store.sqlite.check_report import Progress, Report, ignore
 
 CHECKS = load_queries("fencepost.store.postgres", "check.sql")
 COUNTED = ("streams", "log", "producers", "keys", "subscriptions")

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import apsw
 
+from fencepost.store.checks.report import Progress, ignore
 from fencepost.store.sqlite.check import find_file, open_to_read
-from fencepost.store.sqlite.check_report import Progress, ignore
 from fencepost.store.sqlite.database import FILE, FolderLock
 
 PAGES_PER_STEP = 2_048

@@ -19,8 +19,11 @@ SELECT stream, max(last) FROM purges GROUP BY stream
 -- name: purge_records
 SELECT id, stream, first, last, runs FROM purges ORDER BY id
 
--- name: rows_in_run
-SELECT position FROM log WHERE position >= ? AND position < ? AND stream = ? LIMIT 1
+-- name: rows_in_runs
+-- Rows of a stream in some runs of positions, each its first and the one after its last.
+SELECT l.position
+FROM json_each(?2) AS r CROSS JOIN log AS l
+WHERE l.position >= r.value ->> 0 AND l.position < r.value ->> 1 AND l.stream = ?1
 
 -- name: truncations
 -- What waits to be purged, with its marker and its stream.

@@ -1,13 +1,14 @@
-"""What a check finds, and what its passes know of each stream."""
+"""What a check reads from and what it finds, and what its passes know of each stream."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Segment
+from fencepost.store.engine.database import Row
 
 FINDINGS_KEPT_MAX = 1_000
 """Findings that are kept in full; beyond it they are only counted, by code."""
@@ -18,6 +19,16 @@ Progress = Callable[[str, int, int], None]
 
 def ignore(_step: str, _done: int, _total: int) -> None:
     """Nobody watches."""
+
+
+class UnreadableError(Exception):
+    """There is nothing that can be checked: no database, no permission, or not one of ours."""
+
+
+class Rows(Protocol):
+    """The rows of a query of the store's check.sql, as they come; all of them see one moment."""
+
+    def __call__(self, query: str, *values: object) -> Iterable[Row]: ...
 
 
 class Finding(NamedTuple):

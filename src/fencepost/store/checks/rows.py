@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
-import apsw
 import msgspec
 
 from fencepost.protocol.offsets import Offset
+from fencepost.store.checks.report import Progress, Report, StreamState
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.records import (
     CLOSED,
@@ -18,7 +19,6 @@ from fencepost.store.engine.records import (
     REMOVED,
     TRUNCATED,
 )
-from fencepost.store.sqlite.check_report import Progress, Report, StreamState
 
 ROWS_PER_TELL = 4_096
 
@@ -43,7 +43,7 @@ class RowCheck:
         self._at_ms = 0
         self._before: Row = ()
 
-    def run(self, rows: apsw.Cursor, total: int) -> None:
+    def run(self, rows: Iterable[Row], total: int) -> None:
         """Walk, then hold every stream against what its rows came to."""
         done = 0
         for row in rows:

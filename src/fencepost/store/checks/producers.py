@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import PACKED_BYTES, pack
+from fencepost.store.checks.report import Report, StreamState
 from fencepost.store.engine.database import Row
-from fencepost.store.sqlite.check_report import Report, StreamState
 
 
 class Link(NamedTuple):

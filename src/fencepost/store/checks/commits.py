@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-import apsw
 import msgspec
 
+from fencepost.store.checks.report import Report, Rows
 from fencepost.store.engine.database import Row
 from fencepost.store.engine.redoing import CERTAIN, REDONE, UNDECIDED
 from fencepost.store.engine.slices import Slice, decode_slice
-from fencepost.store.sqlite.check_report import Report
 
 
 def check_writers(report: Report, writers: Iterable[Row], last_ms: int) -> None:
@@ -37,10 +36,9 @@ def check_writers(report: Report, writers: Iterable[Row], last_ms: int) -> None:
 class LargeCommitCheck:
     """The commits that wait to be finished."""
 
-    def __init__(self, report: Report, connection: apsw.Connection, queries: dict[str, str]):
+    def __init__(self, report: Report, rows: Rows) -> None:
         self._report = report
-        self._connection = connection
-        self._queries = queries
+        self._rows = rows
 
     def run(self, next_position: int) -> None:
         """Look at all of them."""
@@ -56,9 +54,6 @@ class LargeCommitCheck:
         if under_way > 1:
             detail = f"{under_way} of them, where one is under way at a time"
             self._report.add("large_commit_wrong", "large commits", detail)
-
-    def _rows(self, query: str, *values: object) -> apsw.Cursor:
-        return self._connection.execute(self._queries[query], values)
 
     def _check_slices(self, where: str, first: int) -> None:
         expected: int | None = None

@@ -1,26 +1,22 @@
 """Checks of keys: against the messages that they stand for, and against their index.
 
 A key that its index does not show could be used a second time, so the two must agree up to the
-number to which the index is written; the keys after that have nothing but their rows.
+number to which the index is written; the keys after that have nothing but their rows. Where the
+database itself keeps keys apart there is no such index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
+from fencepost.store.checks.report import Report, Rows, StreamState
 from fencepost.store.engine.database import Row
-from fencepost.store.sqlite.check_report import Report, StreamState
 
 
 class KeyCheck:
-    """The keys of one database; `rows` runs a query of check.sql."""
+    """The keys of one database."""
 
-    def __init__(
-        self,
-        report: Report,
-        rows: Callable[[str], Iterable[Row]],
-        streams: Mapping[int, StreamState],
-    ) -> None:
+    def __init__(self, report: Report, rows: Rows, streams: Mapping[int, StreamState]) -> None:
         self._report = report
         self._rows = rows
         self._streams = streams
