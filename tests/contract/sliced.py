@@ -29,7 +29,7 @@ class PostgresBesideTurns(PostgresEngine):
 
     def __init__(self, folder: Path, clock: SimClock) -> None:
         super().__init__(folder, clock)
-        self._settings = replace(self._settings, commit_slice_appends=0)
+        self.settings = replace(self.settings, commit_slice_appends=0)
 
 
 IN_SLICES = {"sqlite-slices": SqliteInSlices, "postgres-slices": PostgresBesideTurns}

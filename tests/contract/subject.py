@@ -69,12 +69,12 @@ class PostgresEngine:
     """The store on a database of its own, in the PostgreSQL that all tests share."""
 
     def __init__(self, _folder: Path, clock: SimClock) -> None:
-        self._settings = PostgresSettings(url=shared_server().new_database())
+        self.settings = PostgresSettings(url=shared_server().new_database())
         self._clock = clock
         self.store: PostgresStore | None = None
 
     def open(self) -> Store:
-        self.store = PostgresStore(self._settings, self._clock, simulated=True)
+        self.store = PostgresStore(self.settings, self._clock, simulated=True)
         return self.store
 
     async def close(self) -> None:

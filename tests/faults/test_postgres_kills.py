@@ -18,7 +18,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 
 import pytest
 
@@ -82,7 +82,7 @@ async def test_nothing_is_lost_doubled_or_passed_by_however_often_servers_and_da
         await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
         load = Load(servers)
         await load.create()
-        await load.run(postgres)
+        await load.run(kill_in_turn(load.cluster, postgres))
         await load.check()
     except BaseException as error:
         error.add_note(
@@ -126,7 +126,8 @@ class Load:
         for path in (*RACED, *commits.STREAMS):
             assert (await asked(self.cluster.port, put(path, JSON))).status == 201
 
-    async def run(self, postgres: PostgresServer) -> None:
+    async def run(self, meanwhile: Awaitable[None]) -> None:
+        """Keep the servers busy until something else is done."""
         writers: list[Client] = [*self.producers, *self.lives, *self.committers, *self.racers]
         writers += [*self.actors, self.worker, *self.readers]
         async with asyncio.TaskGroup() as followers:
@@ -135,7 +136,7 @@ class Load:
             async with asyncio.TaskGroup() as clients:
                 for client in writers:
                     clients.create_task(client.run())
-                await kill_in_turn(self.cluster, postgres)
+                await meanwhile
                 self.cluster.done.set()
             self.cluster.settled.set()
 

@@ -1,10 +1,12 @@
-"""A data folder with something of everything in it, for tests that look at the files."""
+"""A data folder or a database with something of everything in it, for tests that look at them."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 from typing import Any
+
+import psycopg
 
 from fencepost.protocol.appends import Append, Conditions
 from fencepost.protocol.batches import digest
@@ -16,11 +18,13 @@ from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Config, Link, Subscription
 from fencepost.protocol.writers import WriterBatch, WriterOpen
 from fencepost.store.contract import Staged, Upload
+from fencepost.store.engine import subscribed
+from fencepost.store.engine.deciding import Decider
+from fencepost.store.engine.upkeeping import Upkeep
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
-from tests.contract.subject import SqliteEngine, Subject, answered, append, batch_of
+from tests.contract.subject import PostgresEngine, SqliteEngine, Subject, answered, append, batch_of
 
 JSON = "application/json"
 
@@ -28,17 +32,29 @@ JSON = "application/json"
 async def furnish(folder: Path) -> None:
     """Fill a new folder and leave it as a server that was stopped leaves it."""
     clock = SimClock()
-    engine = SqliteEngine(folder, clock)
-    subject = Subject(engine, clock)
-    assert engine.store is not None
+    await _fill(Subject(SqliteEngine(folder, clock), clock))
+
+
+async def furnish_database() -> str:
+    """The same in a new database, whose address this is."""
+    clock = SimClock()
+    engine = PostgresEngine(Path(), clock)
+    await _fill(Subject(engine, clock))
+    with psycopg.connect(engine.settings.url) as connection:
+        # As a node that leads leaves it: the subscriptions have heard of everything.
+        connection.execute("UPDATE followed SET turn = (SELECT turn FROM counters)")
+    return engine.settings.url
+
+
+async def _fill(subject: Subject) -> None:
     # First, because time passes there, and would take what is made before along.
-    await _retention(subject, engine.store)
+    await _retention(subject)
     await _streams(subject)
     await _producers(subject)
     await _forks(subject)
     await _commits(subject)
     await _writers(subject)
-    await _subscriptions(engine.store)
+    await _subscriptions(subject)
     await subject.close()
 
 
@@ -117,7 +133,7 @@ async def _commits(subject: Subject) -> None:
     await subject.appended("keyed", b"[9]", content_type=JSON, producer=("stager", 0, 1))
 
 
-async def _retention(subject: Subject, store: SqliteStore) -> None:
+async def _retention(subject: Subject) -> None:
     """Streams that were truncated, one of them purged; a deleted one that is gone for good."""
     await subject.ask(
         subject.store.create, Create("kept", JSON, retention=Retention(messages=1000))
@@ -130,8 +146,11 @@ async def _retention(subject: Subject, store: SqliteStore) -> None:
     await _truncated(subject, "forgotten")
     await subject.delete("forgotten")
     await _truncated(subject, "kept")
-    subject.clock.advance(store.settings.log_retention_ms)
-    upkeep = SqliteUpkeep(store, subject.clock)
+    subject.clock.advance(subject.kept.settings.log_retention_ms)
+    store, clock = subject.store, subject.clock
+    upkeep = Upkeep(subject.kept, clock)
+    if isinstance(store, SqliteStore):
+        upkeep = SqliteUpkeep(store, clock)
     for _ in range(4):
         for job in upkeep.jobs:
             await job()
@@ -170,20 +189,23 @@ def _batch(body: bytes) -> Any:
     return batch_of(body, JSON)
 
 
-async def _subscriptions(store: SqliteStore) -> None:
-    subscriptions = SqliteSubscriptions(store)
-    await subscriptions.secret("signing", b"secret" * 6)
-    stream = subscriptions.find_stream("json")
-    assert stream is not None
+async def _subscriptions(subject: Subject) -> None:
+    stream = await subject.info("json")
     subscription = Subscription(
         1,
         "watcher",
         Config("pull-wake", None, ("json",), None, "wakes", 30_000, None),
         base_url="http://127.0.0.1:4437",
-        created_ms=store.tick(),
+        created_ms=subject.clock.now_ms(),
     )
     link = Link("json", explicit=True, glob=False, stream_id=stream.id)
     link.acked = stream.tail
-    subscription.links["json"] = link
-    subscriptions.insert(subscription)
-    assert await subscriptions.durable() is None
+
+    def save(decider: Decider) -> None:
+        decider.group.statements += [
+            ("save_secret", ("signing", b"secret" * 6, decider.tick())),
+            ("insert_subscription", subscribed.subscription_columns(subscription)),
+            ("save_link", subscribed.link_columns(subscription, link)),
+        ]
+
+    await subject.kept.decide(save)

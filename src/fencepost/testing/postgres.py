@@ -295,6 +295,10 @@ class PostgresServer:
             source = self._template if migrated and self._template is not None else "template0"
             return self._dsn_of(self._create(source))
 
+    def copy_database(self, dsn: str) -> str:
+        """The address of a fresh database with all that is in this one, which nobody is using."""
+        return self._dsn_of(self._create(str(conninfo_to_dict(dsn)["dbname"])))
+
     def drop_database(self, dsn: str) -> None:
         """Drop a database that was made here, sessions in it included."""
         self._drop(str(conninfo_to_dict(dsn)["dbname"]))

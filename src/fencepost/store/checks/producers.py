@@ -6,12 +6,13 @@ may be one for every task that was ever claimed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import PACKED_BYTES, pack
+from fencepost.protocol.streams import PACKED_BYTES, RECENT_BATCHES, pack
 from fencepost.store.checks.report import Report, StreamState
 from fencepost.store.engine.database import Row
 
@@ -38,6 +39,7 @@ class Head(NamedTuple):
     first: bytes
     position: int
     updated_ms: int
+    recent: bytes | None = None  # its newest batches, in a store that keeps them in the row
 
 
 Place = tuple[int, str]
@@ -88,20 +90,25 @@ class ProducerCheck:
                 f"its newest batch should be at position {head.position}",
             )
         self._first(where, head, None)
+        self._recent(where, head, ())
 
     def _chain(self, place: Place, chain: Iterable[Link], head: Head | None) -> None:
         stream_id, producer_id = place
         where = f"producer {producer_id} of stream {stream_id}"
         before: Link | None = None
         opening: Link | None = None
+        newest: deque[Link] = deque(maxlen=RECENT_BATCHES)
         for link in chain:
             if link.seq == 0:
                 self._opens(where, before, link)
                 opening = link
+                newest.clear()
             else:
                 self._goes_on(where, stream_id, before, link)
                 if before is None or before.epoch != link.epoch:
                     opening = None
+                    newest.clear()
+            newest.append(link)
             before = link
         assert before is not None
         if head is None:
@@ -122,6 +129,7 @@ class ProducerCheck:
                 f" {before.epoch}.{before.seq} at {before.position}",
             )
         self._first(where, head, opening)
+        self._recent(where, head, newest)
 
     def _opens(self, where: str, before: Link | None, link: Link) -> None:
         if link.previous is not None:
@@ -167,6 +175,18 @@ class ProducerCheck:
                 where,
                 f"what is kept of seq 0 is not the batch at position {opening.position}",
             )
+
+    def _recent(self, where: str, head: Head, newest: Iterable[Link]) -> None:
+        """What a repeated request is compared with; of what was purged there is nothing else."""
+        kept = head.recent
+        if kept is None:
+            return
+        found = b"".join(pack(link.start, link.digest) for link in newest)
+        shared = min(len(kept), len(found))
+        if not kept or len(kept) % PACKED_BYTES:
+            self._report.add("producer_recent_wrong", where, f"{len(kept)} bytes of batches")
+        elif kept[len(kept) - shared :] != found[len(found) - shared :]:
+            self._report.add("producer_recent_wrong", where, "not the batches that the log has")
 
 
 def _link(row: Row) -> Link:

@@ -1,32 +1,35 @@
 """`fencepost check` on PostgreSQL: does what the servers share hold together?
 
-Pages, keys and indexes are PostgreSQL's own business (`pg_amcheck` looks at them). What is ours is
-asked for in SQL, one query for each thing that must hold, all in one transaction that only reads:
-they see one moment, while servers go on writing. Nothing is repaired.
+What must hold in the tables is what must hold in every store (`store/checks`), and a few things
+that only servers which share a database have. Pages, keys and indexes are PostgreSQL's own business
+(`pg_amcheck` looks at them). All is read in one transaction that only reads: the passes see one
+moment, while servers go on writing. Rows come through cursors of the server, some at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 
-from psycopg import sql
+from psycopg import RawServerCursor, sql
 
-from fencepost.store.checks.report import Progress, Report, UnreadableError, ignore
-from fencepost.store.engine.log_sources import WIDTH
-from fencepost.store.postgres.database import PostgresConnection, connect
+from fencepost.store.checks.passes import Checker
+from fencepost.store.checks.report import Progress, Report, Rows, UnreadableError, ignore
+from fencepost.store.engine.database import Row
+from fencepost.store.postgres.database import PLANNING, PostgresConnection, connect
 from fencepost.store.postgres.schema import migrate
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.statements import prepare
 from fencepost.store.sql import load_queries
 
-CHECKS = load_queries("fencepost.store.postgres", "check.sql")
-COUNTED = ("streams", "log", "producers", "keys", "subscriptions")
-NOTES = {"weights_wrong": (WIDTH,)}
-"""Values that a check is given."""
+QUERIES = load_queries("fencepost.store.postgres", "check.sql")
+ROWS_PER_FETCH = 100
+"""Few enough for rows of the largest size, many enough for the way to the server."""
 
 
 def check(settings: PostgresSettings, *, progress: Progress = ignore) -> Report:
-    """Look at everything that can be asked for in SQL."""
+    """Look at everything."""
     report = Report()
     with closing(connect(settings, readonly=True)) as connection:
         schema = migrate(connection, dry_run=True)
@@ -38,28 +41,46 @@ def check(settings: PostgresSettings, *, progress: Progress = ignore) -> Report:
         # A look at everything takes as long as it takes.
         connection.be_patient()
         with connection:
-            connection.raw.execute(b"SET LOCAL statement_timeout = 0", prepare=False)
-            for done, code in enumerate(CHECKS):
-                progress("checks", done, len(CHECKS))
-                _check(connection, code, report)
-            progress("checks", len(CHECKS), len(CHECKS))
-            for table in COUNTED:
-                _count(connection, table, report)
+            _take_time(connection)
+            rows = _reader(connection)
+            checker = Checker(rows, report, progress)
+            checker.streams_and_log()
+            checker.subscriptions()
+            _check_shared(rows, report)
     return report
 
 
-def _check(connection: PostgresConnection, code: str, report: Report) -> None:
-    text = prepare(CHECKS[code]).text
-    with connection.raw.cursor() as cursor:
-        cursor.execute(text, NOTES.get(code, ()), prepare=False)
-        while rows := cursor.fetchmany(1_000):
-            for where, detail in rows:
-                report.add(code, where, detail)
+def _take_time(connection: PostgresConnection) -> None:
+    """No limits of time, and plans for whole tables, until the end of the transaction."""
+    settings = dict.fromkeys(PLANNING, sql.SQL("DEFAULT"))
+    settings |= dict.fromkeys(
+        ("statement_timeout", "idle_in_transaction_session_timeout"), sql.SQL("0")
+    )
+    for name, value in settings.items():
+        query = sql.SQL("SET LOCAL {} TO {}").format(sql.Identifier(name), value)
+        connection.raw.execute(query, prepare=False)
 
 
-def _count(connection: PostgresConnection, table: str, report: Report) -> None:
-    query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
-    row = connection.raw.execute(query, prepare=False).fetchone()
-    assert row is not None
-    name = "rows" if table == "log" else table
-    report.counts[name] = int(row[0])
+def _reader(connection: PostgresConnection) -> Rows:
+    numbers = count()
+
+    def rows(query: str, *values: object) -> Iterator[Row]:
+        statement = prepare(QUERIES[query])
+        with RawServerCursor(connection.raw, f"check_{next(numbers)}") as cursor:
+            cursor.itersize = ROWS_PER_FETCH
+            cursor.execute(statement.text, statement.values(values), binary=True)
+            yield from cursor
+
+    return rows
+
+
+def _check_shared(rows: Rows, report: Report) -> None:
+    """What only servers that share a database have: their turns, and commits beside them."""
+    for name, turn, newest in rows("turns_behind"):
+        report.add("counter_behind", name, f"turn {turn}, and turn {newest} is noted")
+    for first, last in rows("large_commits_of_nobody"):
+        report.add(
+            "large_commit_wrong",
+            f"large commit at {first}",
+            f"readers of the log wait for the positions up to {last}, and none is under way",
+        )

@@ -1,181 +1,173 @@
--- Every check of `fencepost check` on PostgreSQL. The name of a query is the code of its findings; a
--- row is a finding: where, and what. None of them writes, and all see the same moment.
+-- Every query of `fencepost check`: those of the embedded store, with the same columns and values, and
+-- what only servers that share a database have. None of them writes, and all see the same moment.
 
--- name: counters_behind
--- A number that was given out would be given out again.
-SELECT 'the counters', 'the next position is ' || next_position || ', and there is a row at ' || found
-FROM counters, (SELECT max(position + GREATEST(count, 1) - 1) AS found FROM log) AS newest
-WHERE found >= next_position
-UNION ALL
-SELECT 'the counters', 'the next stream is ' || next_stream || ', and there is one with ' || found
-FROM counters, (SELECT max(id) AS found FROM streams) AS newest
-WHERE found >= next_stream
-UNION ALL
-SELECT 'the counters', 'the last turn was ' || counters.turn || ', and ' || found || ' is noted'
-FROM counters, (SELECT max(turn) AS found FROM turns) AS newest
-WHERE found > counters.turn
+-- name: tables
+SELECT tablename FROM pg_tables WHERE schemaname = ANY (current_schemas(false))
 
--- name: positions_overlap
-SELECT 'position ' || position, 'the row before it reaches up to ' || free
-FROM (
-    SELECT position, lag(position + GREATEST(count, 1)) OVER (ORDER BY position) AS free FROM log
-) AS walked
-WHERE position < free
+-- name: counters
+SELECT next_position, next_stream, last_ms FROM counters
 
--- name: time_backwards
-SELECT 'position ' || position, 'it is of ' || at_ms || ', and the row before it of ' || before_ms
-FROM (SELECT position, at_ms, lag(at_ms) OVER (ORDER BY position) AS before_ms FROM log) AS walked
-WHERE at_ms < before_ms
+-- name: streams
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, fork, segments,
+       forks_count, ended_ms
+FROM streams ORDER BY id
 
--- name: messages_missing
--- Each row of a stream begins where the one before it ended, in messages, in bytes and in time.
-SELECT 'stream ' || stream || ' at position ' || position,
-       'it begins at ' || version || '/' || start_bytes || ', and the row before it ends at '
-       || before_version || '/' || before_bytes
-FROM (
-    SELECT stream, position, version, start_bytes,
-           lag(version + count) OVER rows AS before_version,
-           lag(start_bytes + size) OVER rows AS before_bytes,
-           lag(position) OVER rows AS before_position
-    FROM log WHERE kind = 0 WINDOW rows AS (PARTITION BY stream ORDER BY start_bytes)
-) AS walked
-WHERE version <> before_version OR start_bytes <> before_bytes OR position <= before_position
+-- name: purges
+-- The last position of each stream whose rows are gone on purpose.
+SELECT stream, max(last) FROM purges GROUP BY stream
 
--- name: tail_wrong
--- A stream ends where its newest row does. A commit that is still being carried out has rows and no
--- readers yet.
-SELECT 'stream ' || id || ' (' || path || ')',
-       'its tail is ' || tail_messages || '/' || tail_bytes || ', and its rows end at '
-       || messages || '/' || bytes
-FROM streams
-JOIN LATERAL (
-    SELECT version + count AS messages, start_bytes + size AS bytes, position
-    FROM log WHERE stream = streams.id AND kind = 0 ORDER BY start_bytes DESC LIMIT 1
-) AS newest ON true
-WHERE state < 2 AND (messages <> tail_messages OR bytes <> tail_bytes)
-  AND NOT EXISTS (SELECT FROM large_commits WHERE newest.position BETWEEN first AND last)
+-- name: purge_records
+SELECT id, stream, first, last, runs FROM purges ORDER BY id
 
--- name: first_wrong
-SELECT 'stream ' || id || ' (' || path || ')', 'it begins behind its tail'
-FROM streams WHERE first_messages > tail_messages OR first_bytes > tail_bytes
+-- name: rows_in_runs
+-- Rows of a stream in some runs of positions, each its first and the one after its last.
+SELECT found.position
+FROM json_array_elements($2::json) AS r (value)
+CROSS JOIN LATERAL (
+    SELECT position FROM log
+    WHERE position >= (r.value ->> 0)::bigint AND position < (r.value ->> 1)::bigint AND stream = $1
+    ORDER BY position LIMIT 1
+) AS found
 
--- name: row_without_stream
-SELECT 'position ' || min(position), 'there is no stream ' || stream
-FROM log WHERE kind = 0 AND NOT EXISTS (SELECT FROM streams WHERE id = log.stream)
-GROUP BY stream
-
--- name: after_the_end
--- Nothing follows a closure or a deletion.
-SELECT 'stream ' || stream || ' at position ' || position, 'messages behind its end at ' || ended
-FROM log
-JOIN (SELECT stream, min(position) AS ended FROM log WHERE kind IN (1, 2, 3) GROUP BY stream) AS ends
-USING (stream)
-WHERE kind = 0 AND position > ended
-
--- name: data_missing
-SELECT 'stream ' || log.stream || ' at position ' || log.position,
-       CASE WHEN log.chunk IS NULL THEN 'it has no data'
-            ELSE 'the staged chunk ' || log.chunk || ' is gone' END
-FROM log LEFT JOIN chunks ON chunks.id = log.chunk
-WHERE log.kind = 0 AND log.data IS NULL AND chunks.id IS NULL
-
--- name: size_wrong
--- Messages of JSON lie joined by commas, which are not counted; anything else lies as it is.
-SELECT 'stream ' || log.stream || ' at position ' || log.position,
-       'it says ' || log.size || ' bytes, and there are '
-       || octet_length(COALESCE(log.data, chunks.data))
-FROM log LEFT JOIN chunks ON chunks.id = log.chunk
-WHERE log.kind = 0
-  AND octet_length(COALESCE(log.data, chunks.data)) NOT IN (log.size, log.size + log.count - 1)
-
--- name: producer_gap
--- Batches of one epoch follow each other without a gap and none comes twice, unless the producer was
--- forgotten in between.
-SELECT 'producer ' || producer || ' of stream ' || stream,
-       epoch || '.' || seq || ' at position ' || position || ' after ' || epoch || '.' || before_seq
-       || ' at ' || before_position
-FROM (
-    SELECT stream, producer, epoch, producer_seq AS seq, position, at_ms,
-           lag(producer_seq) OVER batches AS before_seq,
-           lag(position) OVER batches AS before_position,
-           lag(at_ms) OVER batches AS before_ms
-    FROM log WHERE producer IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
-    WINDOW batches AS (PARTITION BY stream, producer, epoch ORDER BY position)
-) AS walked, forgetting
-WHERE seq <> before_seq + 1
-  AND NOT (seq = 0 AND COALESCE(at_ms - before_ms >= shortest_ms, false))
-
--- name: epoch_backwards
-SELECT 'producer ' || producer || ' of stream ' || stream,
-       'epoch ' || epoch || ' at position ' || position || ' after epoch ' || before_epoch
-FROM (
-    SELECT stream, producer, epoch, position, at_ms,
-           lag(epoch) OVER batches AS before_epoch, lag(at_ms) OVER batches AS before_ms
-    FROM log WHERE producer IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
-    WINDOW batches AS (PARTITION BY stream, producer ORDER BY position)
-) AS walked, forgetting
-WHERE epoch < before_epoch AND NOT COALESCE(at_ms - before_ms >= shortest_ms, false)
-
--- name: producer_wrong
--- The state of a producer is its newest batch.
-SELECT 'producer ' || producers.id || ' of stream ' || producers.stream,
-       'its row says ' || producers.epoch || '.' || producers.seq || ' at ' || producers.position
-       || ', the log ' || newest.epoch || '.' || newest.producer_seq || ' at ' || newest.position
-FROM producers
-JOIN (
-    SELECT DISTINCT ON (stream, producer) stream, producer, epoch, producer_seq, position
-    FROM log WHERE producer IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
-    ORDER BY stream, producer, position DESC
-) AS newest ON newest.stream = producers.stream AND newest.producer = producers.id
-WHERE (producers.epoch, producers.seq, producers.position)
-      IS DISTINCT FROM (newest.epoch, newest.producer_seq, newest.position)
-
--- name: producer_without_batch
-SELECT 'producer ' || id || ' of stream ' || stream,
-       'its newest batch should be at position ' || position
-FROM producers
-WHERE NOT EXISTS (SELECT FROM log WHERE position = producers.position)
-  AND NOT EXISTS (SELECT FROM purges WHERE stream = producers.stream AND last >= producers.position)
-
--- name: producer_without_stream
-SELECT 'producer ' || id || ' of stream ' || stream, 'its stream does not exist'
-FROM producers WHERE NOT EXISTS (SELECT FROM streams WHERE streams.id = producers.stream)
-
--- name: forks_count_wrong
-SELECT 'stream ' || id || ' (' || path || ')', 'says ' || forks_count || ', there are ' || found
-FROM (
-    SELECT id, path, state, forks_count,
-           (SELECT count(*) FROM streams AS forks
-            WHERE forks.fork IS NOT NULL AND forks.state < 2
-              AND (forks.fork::jsonb ->> 0)::bigint = streams.id) AS found
-    FROM streams
-) AS counted
-WHERE forks_count <> found AND NOT (state = 2 AND forks_count = 0)
-
--- name: key_beyond_tail
-SELECT 'key ' || keys.key || ' of stream ' || keys.stream, 'its append ends behind the tail'
-FROM keys JOIN streams ON streams.id = keys.stream
-WHERE keys.tail_bytes > streams.tail_bytes OR keys.tail_messages > streams.tail_messages
-
--- name: link_beyond_tail
-SELECT 'subscription ' || links.subscription || ' on ' || links.path, 'its cursor is behind the tail'
-FROM links JOIN streams ON streams.id = links.stream
-WHERE links.acked_bytes > streams.tail_bytes OR links.acked_messages > streams.tail_messages
-
--- name: link_without_subscription
-SELECT 'subscription ' || subscription || ' on ' || path, 'there is no such subscription'
-FROM links WHERE NOT EXISTS (SELECT FROM subscriptions WHERE id = links.subscription)
+-- name: truncations
+-- What waits to be purged, with its marker and its stream.
+SELECT t.position, t.stream, l.kind, l.stream
+FROM truncations t LEFT JOIN log l ON l.position = t.position
 
 -- name: weights_wrong
 -- Stretches of the log that weigh something else than was written down.
-SELECT 'positions from ' || bucket * $1::bigint,
-       rows || ' rows of ' || bytes || ' bytes are noted, there are ' || rows_found || ' of '
-       || bytes_found
-FROM (
-    SELECT bucket, rows, bytes, COALESCE(sum(count), 0) AS rows_found,
-           COALESCE(sum(size), 0) AS bytes_found
-    FROM log_buckets
-    LEFT JOIN log ON position >= bucket * $1::bigint AND position < (bucket + 1) * $1::bigint
-    GROUP BY bucket, rows, bytes
+SELECT bucket, rows, bytes, rows_found, bytes_found
+FROM log_buckets CROSS JOIN LATERAL (
+    SELECT COALESCE(sum(count), 0)::bigint AS rows_found,
+           COALESCE(sum(size), 0)::bigint AS bytes_found
+    FROM log WHERE position >= bucket * $1::bigint AND position < (bucket + 1) * $1::bigint
 ) AS weighed
 WHERE rows_found <> rows OR bytes_found <> bytes
+
+-- name: retentions
+SELECT id, path, retention FROM streams WHERE retention IS NOT NULL
+
+-- name: forgetting
+SELECT shortest_ms FROM forgetting
+
+-- name: log_count
+SELECT count(*) FROM log
+
+-- name: log
+-- Every row in the order of positions, its data from wherever it lies.
+SELECT l.position, l.stream, l.kind, l.start_bytes, l.version, l.count, l.size, l.at_ms, l.producer,
+       l.epoch, l.producer_seq, l.digest, l.chunk, c.id, c.count, c.size,
+       COALESCE(l.lengths, c.lengths), COALESCE(l.data, c.data)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+ORDER BY l.position
+
+-- name: producer_rows
+-- The batches of each producer in order. Further rows of a staged batch have no digest.
+SELECT stream, producer, position, epoch, producer_seq, previous, version, start_bytes, digest, at_ms
+FROM log
+WHERE producer IS NOT NULL AND epoch IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
+ORDER BY stream, producer, position
+
+-- name: producers
+-- With its recent batches, after what the embedded store has.
+SELECT stream, id, epoch, seq, first, position, updated_ms, recent FROM producers ORDER BY stream, id
+
+-- name: remembered
+SELECT r.stream, r.producer, r.epoch, r.seq, octet_length(r.batches), p.epoch, p.seq
+FROM remembered r LEFT JOIN producers p ON p.stream = r.stream AND p.id = r.producer
+
+-- name: row_before
+-- The row of a stream that holds the last byte before a place.
+SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.lengths, c.lengths)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+WHERE l.stream = $1 AND l.kind = 0 AND l.start_bytes < $2
+ORDER BY l.start_bytes DESC LIMIT 1
+
+-- name: keys
+-- Each key with the row that its append began with, the last one before its end, and its marker.
+SELECT k.stream, k.key, k.start_messages, k.start_bytes, k.tail_messages, k.tail_bytes, k.closed,
+       k.position, first.position, first.version, last.position + last.count - 1,
+       last.version + last.count, last.start_bytes + last.size
+FROM keys k
+LEFT JOIN log first
+       ON first.stream = k.stream AND first.kind = 0 AND first.start_bytes = k.start_bytes
+LEFT JOIN LATERAL (
+    SELECT position, version, count, start_bytes, size FROM log
+    WHERE stream = k.stream AND kind = 0 AND start_bytes < k.tail_bytes
+    ORDER BY start_bytes DESC LIMIT 1
+) AS last ON true
+WHERE k.stream <> 0
+
+-- name: keys_sharing_messages
+-- Keys of one stream that claim the same append.
+SELECT stream, start_bytes, count(*) FROM keys
+WHERE stream <> 0 AND tail_bytes > start_bytes
+GROUP BY stream, start_bytes HAVING count(*) > 1
+
+-- name: chunks
+-- Those that have data: of what was purged only the digest is left.
+SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks
+WHERE octet_length(data) > 0 ORDER BY id
+
+-- name: chunks_used
+-- Chunks that are messages: of a part that no commit took, or used more than once.
+SELECT c.id, c.txn, c.part, used.rows, p.committed
+FROM (SELECT chunk, count(*) AS rows FROM log WHERE chunk IS NOT NULL GROUP BY chunk) AS used
+JOIN chunks c ON c.id = used.chunk LEFT JOIN parts p ON p.txn = c.txn AND p.part = c.part
+WHERE used.rows > 1 OR p.committed IS NULL
+
+-- name: parts_without_rows
+-- Parts that were committed while some of their chunks are messages of nobody.
+SELECT p.txn, p.part, c.id FROM parts p JOIN chunks c ON c.txn = p.txn AND c.part = p.part
+WHERE p.committed IS NOT NULL AND octet_length(c.data) > 0
+  AND NOT EXISTS (SELECT FROM log WHERE log.chunk = c.id)
+
+-- name: chunks_emptied
+-- Chunks whose data is gone although no commit took their part.
+SELECT c.id, c.txn, c.part FROM chunks c LEFT JOIN parts p ON p.txn = c.txn AND p.part = c.part
+WHERE octet_length(c.data) = 0 AND p.committed IS NULL
+
+-- name: subscriptions
+SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
+
+-- name: links
+-- Cursors with the stream that they belong to, if it is still there. Of the end of a stream the
+-- subscriptions hear by following the turns: as long as they have not, the cursor may name it.
+WITH unheard AS (
+    SELECT DISTINCT unnest(removed) AS stream FROM turns WHERE turn > (SELECT turn FROM followed)
+)
+SELECT l.subscription, u.id, l.path, CASE WHEN unheard.stream IS NULL THEN l.stream END, s.state,
+       s.path, l.acked_messages, l.acked_bytes, s.tail_messages, s.tail_bytes
+FROM links l
+LEFT JOIN streams s ON s.id = l.stream
+LEFT JOIN subscriptions u ON u.id = l.subscription
+LEFT JOIN unheard ON unheard.stream = l.stream
+
+-- name: secrets
+SELECT name, octet_length(value) FROM secrets
+
+-- name: writers
+SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORDER BY name
+
+-- name: large_commits
+SELECT first, last, state FROM large_commits ORDER BY first
+
+-- name: slices_of
+SELECT number, carried, content FROM large_slices WHERE first = $1 ORDER BY number
+
+-- name: rows_at
+SELECT count(*) FROM log WHERE position = ANY ($1::bigint[])
+
+-- name: turns_behind
+-- Turns that would be given out again, or that the subscriptions would never hear of.
+SELECT 'turn', counters.turn, newest.turn
+FROM counters, (SELECT max(turn) AS turn FROM turns) AS newest WHERE newest.turn > counters.turn
+UNION ALL
+SELECT 'turn', counters.turn, followed.turn FROM counters, followed WHERE followed.turn > counters.turn
+
+-- name: large_commits_of_nobody
+-- Positions that nobody may read beyond although the commit that took them is over.
+SELECT first, last FROM large_commits
+WHERE (SELECT large FROM counters) IS NULL AND state = 0
+  AND NOT EXISTS (SELECT FROM large_slices WHERE large_slices.first = large_commits.first)
