@@ -460,6 +460,10 @@ PLANTED_IN_A_DATABASE: dict[str, tuple[str, list[str]]] = {
         "counter_behind",
         ["UPDATE followed SET turn = 1000000"],
     ),
+    "a subscription whose number would be given out again": (
+        "counter_behind",
+        ["UPDATE counters SET last_subscription = 0"],
+    ),
     "positions of a large commit that is over": (
         "large_commit_wrong",
         ["INSERT INTO large_commits VALUES (1, 2, 0)"],

@@ -76,8 +76,8 @@ def _reader(connection: PostgresConnection) -> Rows:
 
 def _check_shared(rows: Rows, report: Report) -> None:
     """What only servers that share a database have: their turns, and commits beside them."""
-    for name, turn, newest in rows("turns_behind"):
-        report.add("counter_behind", name, f"turn {turn}, and turn {newest} is noted")
+    for name, number, found in rows("numbers_behind"):
+        report.add("counter_behind", name, f"{number}, and there is {found}")
     for first, last in rows("large_commits_of_nobody"):
         report.add(
             "large_commit_wrong",

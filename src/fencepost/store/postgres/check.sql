@@ -159,12 +159,15 @@ SELECT number, carried, content FROM large_slices WHERE first = $1 ORDER BY numb
 -- name: rows_at
 SELECT count(*) FROM log WHERE position = ANY ($1::bigint[])
 
--- name: turns_behind
--- Turns that would be given out again, or that the subscriptions would never hear of.
+-- name: numbers_behind
+-- Turns and subscriptions that would be given out again, turns that the subscriptions would never hear of.
 SELECT 'turn', counters.turn, newest.turn
 FROM counters, (SELECT max(turn) AS turn FROM turns) AS newest WHERE newest.turn > counters.turn
 UNION ALL
 SELECT 'turn', counters.turn, followed.turn FROM counters, followed WHERE followed.turn > counters.turn
+UNION ALL
+SELECT 'last_subscription', last_subscription, newest.id
+FROM counters, (SELECT max(id) AS id FROM subscriptions) AS newest WHERE newest.id > last_subscription
 
 -- name: large_commits_of_nobody
 -- Positions that nobody may read beyond although the commit that took them is over.
