@@ -100,6 +100,7 @@ def test_what_is_no_message_is_invalid() -> None:
         b'{"type":"user","key":"a","headers":{"operation":"insert"}}',
         b'{"type":"user","key":"","value":1,"headers":{"operation":"insert"}}',
         b'{"type":"user","key":"a","value":1,"headers":{"operation":"replace"}}',
+        b'{"type":"_streams","key":"a","value":1,"headers":{"operation":"insert"}}',
         b'{"headers":{"control":"stop"}}',
         b'{"type":"user","key":"a","value":"\xff","headers":{"operation":"insert"}}',
     ):

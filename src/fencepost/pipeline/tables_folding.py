@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fencepost.client import state
+from fencepost.pipeline.tables_files import STREAMS
 
 CONTROLS = ("snapshot-start", "snapshot-end", "reset")
 
@@ -113,7 +114,8 @@ def parse(message: bytes) -> Parsed:
                 )
         change = _CHANGES.decode(message)
         operation = change.headers.operation
-        if change.value is UNSET and operation != "delete":
+        # A type of our own table's name would be lost in it.
+        if change.type == STREAMS or (change.value is UNSET and operation != "delete"):
             return INVALID
         value = None if change.value is UNSET else bytes(change.value).decode()
     except (msgspec.DecodeError, state.StateMessageError, UnicodeDecodeError, RecursionError):
