@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ def test_a_demo_that_is_ended_in_the_middle_leaves_nothing_running(
         [*_FENCEPOST, "demo", "--orders", "10000000", "--keep", str(kept)],
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # In the background of a shell Ctrl-C is ignored, and commands would inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     while not (kept / "data" / "fencepost.db").exists():
         assert demo.poll() is None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fencepost.store.postgres.check import check
 from fencepost.store.postgres.settings import PostgresSettings
+from tests.faults.coordinating import WAKES
 from tests.faults.test_postgres_kills import Load
 from tests.postgres.nodes import rows
 from tests.serving import ServerProcess
@@ -40,6 +41,7 @@ async def test_servers_at_work_give_a_check_nothing_to_find(
     config.write_text(
         "[store]\nsweep_interval_ms = 20\nretention_interval_ms = 20\nlog_retention_ms = 0\n"
         "commit_slice_appends = 1\n"
+        f'[[retention]]\nmatch = "{WAKES}"\nmax_messages = 1_000_000\n'  # it is followed
         '[[retention]]\nmatch = "**"\nmax_messages = 7\n'
     )
     arguments = ["--config", str(config), "--long-poll-ms", "300"]
@@ -48,7 +50,9 @@ async def test_servers_at_work_give_a_check_nothing_to_find(
         ServerProcess(store=postgres_dsn, arguments=arguments) as second,
     ):
         load = Load([first, second, first])
-        load.log_readers.clear()  # what is purged at once is no log to follow
+        # Nobody can follow what is truncated and purged at once.
+        load.log_readers.clear()
+        load.readers.clear()
         await load.create()
         await load.run(looks(postgres_dsn, load))
 
