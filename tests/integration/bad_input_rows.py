@@ -426,7 +426,8 @@ CONDITIONS = [
         )
         for header in (
             *("If-Match: *", "If-None-Match: *", *PRODUCER, "Producer-If: 5.0", "Stream-Seq: z"),
-            *("Producer-Strict: true", "Stream-Auto-Create: true", "Stream-Closed: true", *more),
+            *("Producer-Strict: true", "Stream-Auto-Create: true", "Stream-Closed: true"),
+            *("Lease-Token: 7", *more),
         )
     ),
     Row("GET of /v1/commit", request("GET", "/v1/commit"), 405, "method_not_allowed"),

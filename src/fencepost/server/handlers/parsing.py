@@ -84,6 +84,7 @@ _OF_APPENDS = (
     b"stream-seq",
     b"stream-closed",
     b"idempotency-key",
+    b"lease-token",
 )
 
 
