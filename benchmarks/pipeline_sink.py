@@ -32,9 +32,9 @@ from rich.table import Table
 
 from benchmarks.subjects import OURS, Running, running
 from fencepost.pipeline import session
-from fencepost.pipeline.sink_chunks import Chunks
-from fencepost.pipeline.sink_options import CHUNK_BYTES_MAX, sink_options
-from fencepost.pipeline.sink_rows import RowsEncoder
+from fencepost.pipeline.sink.chunks import Chunks
+from fencepost.pipeline.sink.options import CHUNK_BYTES_MAX, sink_options
+from fencepost.pipeline.sink.rows import RowsEncoder
 
 CORES = 2
 ARROW_ROWS = 10_000

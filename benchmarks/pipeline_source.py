@@ -26,7 +26,7 @@ from rich.table import Table
 import fencepost
 from benchmarks.subjects import OURS, running
 from fencepost.pipeline import session
-from fencepost.pipeline.formats import messages
+from fencepost.pipeline.source.formats import messages
 
 APPEND_MESSAGES = 500
 COMMIT_STREAMS = 5_000

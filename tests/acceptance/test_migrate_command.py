@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from fencepost.store.sql import load_migrations
-from fencepost.store.sqlite.database import FILE
+from fencepost.store.sqlite.connection import FILE
 from fencepost.testing.postgres import shared_server
 from tests.acceptance.test_serve_command import fencepost, refusal
 from tests.serving import ServerProcess

@@ -18,7 +18,7 @@ from fencepost.protocol.creates import Create, Created, ForkFrom
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk, Store, StreamInfo
-from fencepost.store.engine.upkept import Upkept
+from fencepost.store.maintain.interface import Upkept
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.sqlite.settings import SqliteSettings

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fencepost.protocol.streams import Lifetime
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject, answered
 

@@ -22,10 +22,10 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut
 from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
-from fencepost.store.engine import upkeeping
-from fencepost.store.engine.upkeeping import Upkeep
+from fencepost.store.maintain import jobs as upkeeping
+from fencepost.store.maintain.jobs import Upkeep
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from tests.contract.conditional import (
     JSON,
     TEXT,

@@ -16,11 +16,11 @@ from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk
-from fencepost.store.engine.database import Row
-from fencepost.store.postgres.database import PostgresConnection
-from fencepost.store.sqlite.database import SqliteConnection
+from fencepost.store.database import Row
+from fencepost.store.postgres.driver.connection import PostgresConnection
+from fencepost.store.sqlite.connection import SqliteConnection
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import JSON, TEXT, ask_append, ask_commit, ask_stage, item
 from tests.contract.subject import SqliteEngine, Subject, answered

@@ -5,8 +5,8 @@ from pathlib import Path
 import apsw
 
 from fencepost.store.contract import Missing, StreamInfo
-from fencepost.store.sqlite.database import FILE
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
+from fencepost.store.sqlite.connection import FILE
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.testing import SimClock
 from tests.faults.recovery import check_rows
 from tests.faults.stores import append, appended, content, create, delete, opened

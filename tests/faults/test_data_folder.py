@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fencepost.store.sqlite.database import FILE
+from fencepost.store.sqlite.connection import FILE
 from tests.faults.wire import asked, get, post, put
 from tests.serving import ServerProcess
 

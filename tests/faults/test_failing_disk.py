@@ -13,7 +13,7 @@ import pytest
 
 from fencepost.protocol.appends import Appended, Duplicate, SequenceGap
 from fencepost.store.contract import Deleted, Failed, Missing, Unknown
-from fencepost.store.sqlite.database import fold
+from fencepost.store.sqlite.connection import fold
 from fencepost.store.sqlite.store import SqliteStore, StoreBrokenError
 from fencepost.testing import FailingDisk, SyncGate, fault_vfs
 from fencepost.testing.vfs import DATABASE, WAL

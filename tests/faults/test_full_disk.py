@@ -13,7 +13,7 @@ import apsw
 
 from fencepost.protocol.appends import Appended, Duplicate, SequenceGap
 from fencepost.store.contract import Deleted, Failed
-from fencepost.store.sqlite.database import is_disk_error
+from fencepost.store.sqlite.connection import is_disk_error
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.testing import FullDisk, TestServer, fault_vfs
 from tests.faults.recovery import check_rows

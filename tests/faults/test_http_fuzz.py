@@ -16,9 +16,9 @@ from typing import Any
 
 import uvloop
 
-from fencepost.server.http import Answer, Cancellable, Request, Response, StreamingResponse
-from fencepost.server.listening import Listening, serve
-from fencepost.server.settings import HttpSettings
+from fencepost.http.listener import Listening, serve
+from fencepost.http.messages import Answer, Cancellable, Request, Response, StreamingResponse
+from fencepost.http.settings import HttpSettings
 
 SEED = int(os.environ.get("FENCEPOST_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("FENCEPOST_FUZZ_CASES", "1500"))

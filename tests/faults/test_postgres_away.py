@@ -19,7 +19,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fencepost.store.postgres.schema import STEPS
+from fencepost.store.postgres.migrate import STEPS
 from fencepost.testing.postgres import PostgresServer, shared_server
 from tests.acceptance.test_serve_command import metrics, refusal
 from tests.faults.cluster import Cluster

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from fencepost.protocol.appends import Appended, Duplicate
-from fencepost.store.sqlite.database import FILE
+from fencepost.store.sqlite.connection import FILE
 from fencepost.store.sqlite.store import StoreBrokenError
 from tests.faults.recovery import check_rows
 from tests.faults.stores import append, appended, content, create, opened

@@ -19,7 +19,7 @@ from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Upload
-from fencepost.store.sqlite.database import SqliteConnection, fold
+from fencepost.store.sqlite.connection import SqliteConnection, fold
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import DiskLog, SimClock, SyncGate, fault_vfs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from fencepost.store.engine.slices import Slice
+from fencepost.store.large.slices import Slice
 
 STREAM = "(SELECT id FROM streams WHERE path = '{}')"
 SLICE = Slice([], [], [(position,) for position in range(400)], [], [], [], True).encode()

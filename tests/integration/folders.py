@@ -17,12 +17,12 @@ from fencepost.protocol.retention import Cut, Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Config, Link, Subscription
 from fencepost.protocol.writers import WriterBatch, WriterOpen
+from fencepost.store import subscription_records as subscribed
 from fencepost.store.contract import Staged, Upload
-from fencepost.store.engine import subscribed
-from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.upkeeping import Upkeep
+from fencepost.store.maintain.jobs import Upkeep
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
+from fencepost.store.write.decider import Decider
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import PostgresEngine, SqliteEngine, Subject, answered, append, batch_of
 

@@ -18,7 +18,7 @@ import pytest
 
 from fencepost.store.sqlite import backup as copies
 from fencepost.store.sqlite.check import check, open_to_read
-from fencepost.store.sqlite.database import FILE, FolderInUseError, FolderLock
+from fencepost.store.sqlite.connection import FILE, FolderInUseError, FolderLock
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject
 from tests.integration.folders import furnish

@@ -15,9 +15,9 @@ import apsw
 import pytest
 
 import fencepost.store
-from fencepost.store.checks.report import UnreadableError
+from fencepost.store.check.report import UnreadableError
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.database import FILE
+from fencepost.store.sqlite.connection import FILE
 from tests.integration.damages import PLANTED, PLANTED_IN_A_DATABASE, PLANTED_IN_A_FILE
 from tests.integration.folders import furnish
 from tests.integration.raw import ask

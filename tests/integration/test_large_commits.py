@@ -49,16 +49,16 @@ from fencepost.store.contract import (
     Unknown,
     Upload,
 )
-from fencepost.store.engine.lists import SqlLists
-from fencepost.store.engine.logs import SqlLogs
-from fencepost.store.engine.slices import decode_slice
+from fencepost.store.large.slices import decode_slice
 from fencepost.store.log_contract import BeyondHead, LogChunk, LogQuery, LogRows, Pruned
+from fencepost.store.read.lists import SqlLists
+from fencepost.store.read.log import SqlLogs
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.database import FILE
+from fencepost.store.sqlite.connection import FILE
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import answered, batch_of
 from tests.integration.subscriptions_support import pull_config

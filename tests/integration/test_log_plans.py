@@ -14,12 +14,14 @@ import pytest
 from fencepost.protocol.globs import Glob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import Part, Selection
-from fencepost.store.engine import log_spans, plans, purges
-from fencepost.store.engine.log_sources import STREAMS_MAX
-from fencepost.store.engine.logs import SqlLogs, read_log
-from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import LogChunk, LogQuery, Plan, PlanQuery
-from fencepost.store.sqlite.database import FILE, SqliteConnection, connect
+from fencepost.store.maintain import purge as purges
+from fencepost.store.read import log_plan as plans
+from fencepost.store.read import log_spans
+from fencepost.store.read.chunks import Readers
+from fencepost.store.read.log import SqlLogs, read_log
+from fencepost.store.read.log_selection import STREAMS_MAX
+from fencepost.store.sqlite.connection import FILE, SqliteConnection, connect
 from tests.integration.log_support import ARROW, Client
 from tests.serving import ServerProcess
 

@@ -14,10 +14,10 @@ from fencepost.protocol.creates import Create, Created, ForkFrom
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import Policy, Retention
-from fencepost.store.engine import retention as keeping
+from fencepost.store.maintain import retention as keeping
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.database import FILE
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
+from fencepost.store.sqlite.connection import FILE
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from tests.engines import engine as engine
 from tests.integration.retention_support import JSON, Kept, numbers
 from tests.integration.retention_support import kept as kept

@@ -12,11 +12,12 @@ from fencepost.protocol.creates import BadForkPoint, Created
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Truncated
-from fencepost.store.engine import purges, upkeeping
-from fencepost.store.engine import retention as keeping
-from fencepost.store.engine.database import Row
+from fencepost.store.database import Row
+from fencepost.store.maintain import jobs as upkeeping
+from fencepost.store.maintain import purge as purges
+from fencepost.store.maintain import retention as keeping
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from tests.contract.conditional import ask_commit, ask_stage, item
 from tests.engines import engine as engine
 from tests.integration.retention_support import JSON, LOG_MS, Kept, numbers

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 from fencepost.pipeline.connection import URL_DEFAULT, connection_of
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.options import Options
-from fencepost.pipeline.source_options import Bound, source_options
+from fencepost.pipeline.source.options import Bound, source_options
 
 VALUES = StructType().add("position", "long").add("value", "binary")
 

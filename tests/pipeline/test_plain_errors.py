@@ -15,7 +15,7 @@ from fencepost.client.errors import FencepostError
 from fencepost.pipeline import register
 from fencepost.pipeline.access import say_if_away
 from fencepost.pipeline.connection import Connection
-from fencepost.pipeline.plainly import plainly, rows_plainly
+from fencepost.pipeline.spark.plain_errors import plainly, rows_plainly
 from tests.pipeline.reading_support import read
 from tests.serving import ServerProcess
 

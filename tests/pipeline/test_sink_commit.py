@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import fencepost
-from fencepost.pipeline.sink_errors import (
+from fencepost.pipeline.sink.errors import (
     FencedRunError,
     ForgottenWriterError,
     NewCheckpointError,

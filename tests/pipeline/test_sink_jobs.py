@@ -8,7 +8,7 @@ import pytest
 
 import fencepost
 from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.sink_errors import (
+from fencepost.pipeline.sink.errors import (
     SinkNameUsedError,
 )
 from tests.pipeline.sink_driver import Driver, Job

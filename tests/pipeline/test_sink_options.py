@@ -3,7 +3,7 @@
 import pytest
 
 from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.sink_options import sink_options
+from fencepost.pipeline.sink.options import sink_options
 from tests.pipeline.sink_support import schema_of
 
 

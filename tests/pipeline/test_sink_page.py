@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from fencepost.pipeline import sink_commit
 from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.sink_options import sink_options
+from fencepost.pipeline.sink import commit as sink_commit
+from fencepost.pipeline.sink.options import sink_options
 from tests.pipeline.sink_support import messages, schema_of
 from tests.serving import ServerProcess
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.pipeline.sink_chunks import Chunk, Chunks, cut_points
-from fencepost.pipeline.sink_digest import digest_text, merged, row_sum
-from fencepost.pipeline.sink_errors import RowError
-from fencepost.pipeline.sink_options import SinkOptions, sink_options
-from fencepost.pipeline.sink_rows import Encoded, RowsEncoder
+from fencepost.pipeline.sink.chunks import Chunk, Chunks, cut_points
+from fencepost.pipeline.sink.digest import digest_text, merged, row_sum
+from fencepost.pipeline.sink.errors import RowError
+from fencepost.pipeline.sink.options import SinkOptions, sink_options
+from fencepost.pipeline.sink.rows import Encoded, RowsEncoder
 from tests.pipeline.sink_support import schema_of
 
 

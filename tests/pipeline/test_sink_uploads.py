@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import fencepost
-from fencepost.pipeline import sink_commit
-from fencepost.pipeline.sink_errors import (
+from fencepost.pipeline.sink import commit as sink_commit
+from fencepost.pipeline.sink.errors import (
     CommitTooLargeError,
     MissingStreamError,
     RowError,

@@ -8,7 +8,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.source_options import source_options
+from fencepost.pipeline.source.options import source_options
 from tests.serving import ServerProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "pipeline-source.md"

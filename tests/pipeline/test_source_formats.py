@@ -30,10 +30,10 @@ from pyspark.sql.types import (
 
 import fencepost
 from fencepost.client import state
-from fencepost.pipeline.columns import PLACE_COLUMNS, arrow_schema
 from fencepost.pipeline.errors import MalformedError
-from fencepost.pipeline.formats import Shape, shape_of
 from fencepost.pipeline.options import Options
+from fencepost.pipeline.source.columns import PLACE_COLUMNS, arrow_schema
+from fencepost.pipeline.source.formats import Shape, shape_of
 from tests.pipeline.reading_support import collecting, rows
 from tests.serving import ServerProcess
 

@@ -25,8 +25,9 @@ from pyspark.sql.datasource import (
 )
 
 from fencepost.client.results import Split
-from fencepost.pipeline.filters import Narrowing, narrowed
-from fencepost.pipeline.planning import (
+from fencepost.pipeline.selection import Selection
+from fencepost.pipeline.source.filters import Narrowing, narrowed
+from fencepost.pipeline.source.planning import (
     PARTS_MAX,
     TASK_BYTES,
     TASK_ROWS,
@@ -35,7 +36,6 @@ from fencepost.pipeline.planning import (
     parts_by_weight,
     parts_to_ask,
 )
-from fencepost.pipeline.selecting import Selection
 
 PATHS = ["orders", "orders/1", "orders/2", "orders/1/deep", "order", "bills/1", "or*ders"]
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,8 +10,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 import fencepost
-from fencepost.pipeline.source_options import source_options
-from fencepost.pipeline.source_stream import StreamReader
+from fencepost.pipeline.source.options import source_options
+from fencepost.pipeline.source.stream import StreamReader
 from tests.pipeline.reading_support import collecting, messages, stream, until
 from tests.serving import ServerProcess
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.client import state
-from fencepost.pipeline.tables_folding import (
+from fencepost.pipeline.jobs.tables.folding import (
     Event,
     StreamState,
     advance,

@@ -19,10 +19,10 @@ from fencepost.protocol.batches import digest
 from fencepost.protocol.commits import Commit, CommitItem, Part
 from fencepost.protocol.limits import Limits
 from fencepost.store.contract import Chunk, StreamInfo
-from fencepost.store.engine.logs import SqlLogs
-from fencepost.store.postgres.aside import LIVES
+from fencepost.store.postgres.large.waiting import LIVES
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.read.log import SqlLogs
 from tests.contract.subject import batch_of
 from tests.postgres.nodes import until
 

@@ -20,11 +20,11 @@ from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime, Stream
 from fencepost.protocol.writers import WriterOpen
 from fencepost.store.contract import Upload
-from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.ledger import LedgerGroup
 from fencepost.store.postgres.others import PRODUCERS_MAX, Others, Seen, is_listed
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.write.decider import Decider
+from fencepost.store.write.ledger import LedgerGroup
 from fencepost.testing.clock import SimClock
 from fencepost.testing.postgres import shared_server
 from tests.contract.subject import append

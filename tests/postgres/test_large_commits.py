@@ -26,8 +26,8 @@ from fencepost.protocol.offsets import START
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.writers import BatchDone, WriterBatch, WriterOpen
 from fencepost.store.contract import Deleted, Failed, PartClosed, StreamInfo, Upload
-from fencepost.store.engine.upkeeping import Upkeep
 from fencepost.store.log_contract import LogQuery
+from fencepost.store.maintain.jobs import Upkeep
 from tests.contract.subject import batch_of
 from tests.postgres.large_support import (
     COUNT,

@@ -12,13 +12,14 @@ import pytest
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.commits import CommittedInSlices
 from fencepost.store.contract import Failed
-from fencepost.store.postgres import large, turns
-from fencepost.store.postgres.aside import LIVES
+from fencepost.store.postgres import turns
 from fencepost.store.postgres.check import check
-from fencepost.store.postgres.large_session import LargeSession
+from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.large import commits as large
+from fencepost.store.postgres.large.session import LargeSession
+from fencepost.store.postgres.large.waiting import LIVES
 from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.postgres.writer import WritingConnection
 from tests.postgres.large_support import (
     PATHS,
     STOP,

@@ -11,11 +11,11 @@ from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.creates import Create, Created
 from fencepost.store.contract import Failed, Missing, StreamInfo
-from fencepost.store.engine.deciding import Decider
 from fencepost.store.postgres.ledger import TurnLedger
 from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.write.decider import Decider
 from tests.contract.subject import append
 
 

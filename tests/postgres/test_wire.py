@@ -11,12 +11,12 @@ import psycopg
 import pytest
 import uvloop
 
-from fencepost.store.postgres.arrays import packer
-from fencepost.store.postgres.database import is_away
-from fencepost.store.postgres.patience import SilentError
+from fencepost.store.postgres.driver.arrays import packer
+from fencepost.store.postgres.driver.connection import is_away
+from fencepost.store.postgres.driver.patience import SilentError
+from fencepost.store.postgres.driver.wire import packed
+from fencepost.store.postgres.driver.writer import WritingConnection
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.postgres.wire import packed
-from fencepost.store.postgres.writer import WritingConnection
 from fencepost.testing.postgres import shared_server
 
 Work = Callable[[], Coroutine[Any, Any, None]]

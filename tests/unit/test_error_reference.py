@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-SERVER = ROOT / "src" / "fencepost" / "server"
+SOURCES = [ROOT / "src" / "fencepost" / package for package in ("http", "server")]
 REFERENCE = ROOT / "docs" / "reference" / "errors.md"
 
 _ROW = re.compile(r"^\| `([a-z0-9_]+)` \| ([0-9, ]+) \| (.+) \| (.+) \|$", re.MULTILINE)
@@ -38,8 +38,9 @@ class Maker(NamedTuple):
 
 
 def trees() -> Iterator[ast.Module]:
-    for file in sorted(SERVER.rglob("*.py")):
-        yield ast.parse(file.read_text())
+    for source in SOURCES:
+        for file in sorted(source.rglob("*.py")):
+            yield ast.parse(file.read_text())
 
 
 def makers() -> dict[str, Maker]:

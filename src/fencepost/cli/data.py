@@ -32,13 +32,13 @@ from fencepost.server.stores import (
     require_postgres,
     saying_why,
 )
-from fencepost.store.checks.report import Progress as Tell
-from fencepost.store.checks.report import Report, UnreadableError, ignore
+from fencepost.store.check.report import Progress as Tell
+from fencepost.store.check.report import Report, UnreadableError, ignore
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.sqlite import backup as copies
 from fencepost.store.sqlite.check import check as check_place
-from fencepost.store.sqlite.database import FolderInUseError, SchemaTooNewError
+from fencepost.store.sqlite.connection import FolderInUseError, SchemaTooNewError
 from fencepost.store.sqlite.settings import SqliteSettings
 
 FINDINGS, UNREADABLE = 1, 2

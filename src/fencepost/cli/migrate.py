@@ -20,7 +20,7 @@ from fencepost.server.stores import CannotOpenError, describe, schema_of
 from fencepost.server.stores import migrate as migrate_store
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.schema import Schema
-from fencepost.store.sqlite.database import FolderInUseError, SchemaTooNewError
+from fencepost.store.sqlite.connection import FolderInUseError, SchemaTooNewError
 
 
 def migrate(

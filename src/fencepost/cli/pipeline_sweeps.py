@@ -43,7 +43,7 @@ def reclaim(
       fencepost pipeline reclaim 'jobs/**' --timeout 300
     """
     with running("reclaim", url, token, master=master, log=spark_log, as_json=as_json) as job:
-        from fencepost.pipeline import reclaiming
+        from fencepost.pipeline.jobs.sweeps import reclaim as reclaiming
 
         with bar(job.spark, "looking for silent holders", hidden=as_json):
             found = reclaiming.reclaim(
@@ -108,7 +108,7 @@ def retention(
       fencepost pipeline retention --policies retention.toml
     """
     with running("retention", url, token, master=master, log=spark_log, as_json=as_json) as job:
-        from fencepost.pipeline import retention as sweeping
+        from fencepost.pipeline.jobs.sweeps import retention as sweeping
 
         wanted = _policies(pattern, max_age, max_bytes, max_messages, policies)
         planned: list[Any] = []
@@ -132,7 +132,7 @@ def _policies(
     max_messages: int | None,
     file: Path | None,
 ) -> list[Policy]:
-    from fencepost.pipeline.retention import policy
+    from fencepost.pipeline.jobs.sweeps.retention import policy
 
     if (pattern is None) == (file is None):
         raise CommandError("give a pattern with bounds, or --policies FILE", USAGE)

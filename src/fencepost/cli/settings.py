@@ -23,6 +23,7 @@ import msgspec
 import platformdirs
 
 from fencepost.clock import SystemClock
+from fencepost.http.settings import HttpSettings
 from fencepost.protocol.globs import BadGlob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.retention import Policy, Retention
@@ -30,7 +31,6 @@ from fencepost.server.auth import Auth, AuthConfigError
 from fencepost.server.settings import (
     AuthSettings,
     GrantSettings,
-    HttpSettings,
     PrincipalSettings,
     ProducerRuleSettings,
     ServerSettings,

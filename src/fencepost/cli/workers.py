@@ -24,7 +24,7 @@ import uvloop
 
 from fencepost.cli import logs
 from fencepost.cli.serving import sentence_for, stop_on_signals
-from fencepost.server.listening import bind
+from fencepost.http.listener import bind
 from fencepost.server.running import Worker, run, url_of
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings

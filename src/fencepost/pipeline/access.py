@@ -24,7 +24,7 @@ from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
 from fencepost.pipeline.connection import Connection
 from fencepost.pipeline.errors import AccessError
-from fencepost.pipeline.selecting import Selection
+from fencepost.pipeline.selection import Selection
 
 log = logging.getLogger(__name__)
 

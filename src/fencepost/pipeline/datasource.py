@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from fencepost.pipeline.plainly import plainly
+from fencepost.pipeline.spark.plain_errors import plainly
 
 FORMAT = "fencepost"
 
@@ -32,30 +32,30 @@ class FencepostDataSource(DataSource):
     @plainly
     def schema(self) -> str:
         """The columns of the asked format, when `.schema(...)` does not name them."""
-        from fencepost.pipeline.source_options import source_options
+        from fencepost.pipeline.source.options import source_options
 
         return source_options(self.options).shape.ddl
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read, with filters pushed down to the server."""
-        from fencepost.pipeline.source import FilteringReader
-        from fencepost.pipeline.source_options import source_options
+        from fencepost.pipeline.source.batch import FilteringReader
+        from fencepost.pipeline.source.options import source_options
 
         return FilteringReader(source_options(self.options, schema, streaming=False))
 
     @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
-        from fencepost.pipeline.source_options import source_options
-        from fencepost.pipeline.source_stream import StreamReader
+        from fencepost.pipeline.source.options import source_options
+        from fencepost.pipeline.source.stream import StreamReader
 
         return StreamReader(source_options(self.options, schema, streaming=True))
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
-        from fencepost.pipeline.sink import batch_writer
+        from fencepost.pipeline.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
@@ -64,6 +64,6 @@ class FencepostDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """A streaming write, exactly once."""
-        from fencepost.pipeline.sink import stream_writer
+        from fencepost.pipeline.sink.writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fencepost.clock import Clock
+from fencepost.http.messages import Request
 from fencepost.protocol.appends import Append
 from fencepost.protocol.claims import Actor, Ending
 from fencepost.protocol.creates import Create
@@ -39,7 +40,6 @@ from fencepost.protocol.grants import (
 from fencepost.protocol.logs import Part, Selection
 from fencepost.server.auth import Auth
 from fencepost.server.handlers.parsing import RefusedError, bad, text_header
-from fencepost.server.http import Request
 
 REASON_BYTES_MAX = 256
 SEAL_SECRET = "list-tokens"

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from fencepost.server.front import close_chunks
-from fencepost.server.http import (
+from fencepost.http.front import close_chunks
+from fencepost.http.messages import (
     Answer,
     App,
     Headers,
@@ -22,9 +22,9 @@ from fencepost.server.http import (
     StreamingResponse,
     all_headers,
 )
-from fencepost.server.problems import problem
-from fencepost.server.settings import HttpSettings
-from fencepost.server.wire import METHODS
+from fencepost.http.problems import problem
+from fencepost.http.settings import HttpSettings
+from fencepost.http.wire import METHODS
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from jwt.types import Options
 
 from fencepost.clock import Clock
+from fencepost.http.messages import Request
 from fencepost.protocol.globs import BadGlob, Glob, parse_glob
 from fencepost.protocol.grants import (
     VERBS,
@@ -36,7 +37,6 @@ from fencepost.protocol.grants import (
 )
 from fencepost.protocol.rates import Pace, Rate
 from fencepost.server.handlers.parsing import RefusedError, bad
-from fencepost.server.http import Request
 from fencepost.server.settings import (
     AuthSettings,
     GrantSettings,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 
-from fencepost.server.front import close_chunks
+from fencepost.http.front import close_chunks
+from fencepost.http.messages import Answer, Response, StreamingResponse
 from fencepost.server.handlers.rendering import refused
-from fencepost.server.http import Answer, Response, StreamingResponse
 from fencepost.store.contract import StoreAwayError
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from fencepost.http.listener import serve
 from fencepost.server.asgi import ASGIApp
 from fencepost.server.assembly import Assembly
-from fencepost.server.listening import serve
 from fencepost.server.running import url_of
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings

@@ -13,7 +13,7 @@ import re
 
 import httpcore
 
-from fencepost.server.http import Request, Response
+from fencepost.http.messages import Request, Response
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from prometheus_client.core import (
     Metric,
 )
 
+from fencepost.http.front import HttpCounters
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
-from fencepost.server.front import HttpCounters
 from fencepost.server.stores import Opened
 from fencepost.server.subscriptions.outcomes import Counts
 from fencepost.server.subscriptions.registry import Registry
 from fencepost.server.tails import Tails
-from fencepost.store.engine.deciding import Decider
+from fencepost.store.write.decider import Decider
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

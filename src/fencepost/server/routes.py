@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from fencepost.clock import Clock
+from fencepost.http.messages import Answer, Cancellable, Request, Response
 from fencepost.protocol.grants import AUDIT
 from fencepost.server import access
 from fencepost.server.access import Gate
@@ -16,7 +17,6 @@ from fencepost.server.handlers.commits import COMMIT_PATH, LARGE_BODY_BYTES, STA
 from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
 from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.rendering import BROWSER, refused
-from fencepost.server.http import Answer, Cancellable, Request, Response
 from fencepost.server.settings import ServerSettings
 from fencepost.server.tails import Tails
 from fencepost.store.contract import (

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fencepost.clock import Clock
+from fencepost.http.listener import Listening, serve
 from fencepost.server.assembly import Assembly
-from fencepost.server.listening import Listening, serve
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings
 from fencepost.server.subscriptions.guard import is_loopback

@@ -19,22 +19,22 @@ from fencepost.clock import Clock, SystemClock
 from fencepost.protocol.appends import Append
 from fencepost.protocol.limits import Limits
 from fencepost.store.contract import Store, StoreAwayError, SubscriptionStore
-from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.lists import SqlLists
-from fencepost.store.engine.logs import SqlLogs
-from fencepost.store.engine.reading import Readers
 from fencepost.store.log_contract import ListStore, LogStore
 from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.read.chunks import Readers
+from fencepost.store.read.lists import SqlLists
+from fencepost.store.read.log import SqlLogs
 from fencepost.store.schema import Schema
-from fencepost.store.sqlite import schema as sqlite_schema
-from fencepost.store.sqlite.database import PAGE_BYTES
+from fencepost.store.sqlite import migrate as sqlite_schema
+from fencepost.store.sqlite.connection import PAGE_BYTES
+from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
-from fencepost.store.sqlite.upkeep import SqliteUpkeep
+from fencepost.store.write.decider import Decider
 
 if TYPE_CHECKING:
-    from fencepost.store.postgres.leading import Leading
+    from fencepost.store.postgres.cluster.leader import Leading
 
 AnyStoreSettings = SqliteSettings | PostgresSettings
 """Their kind says which engine to open."""
@@ -134,7 +134,7 @@ def saying_why(settings: PostgresSettings) -> Iterator[None]:
     """Turn what PostgreSQL has to say against being used into an error with one sentence."""
     import psycopg
 
-    from fencepost.store.postgres.database import StandbyError, UnusableDatabaseError
+    from fencepost.store.postgres.driver.connection import StandbyError, UnusableDatabaseError
 
     try:
         yield
@@ -152,7 +152,7 @@ def schema_of(settings: AnyStoreSettings) -> Schema:
     if isinstance(settings, SqliteSettings):
         return sqlite_schema.schema_of(settings.folder)
     require_postgres(settings)
-    from fencepost.store.postgres.schema import schema_of as schema_of_database
+    from fencepost.store.postgres.migrate import schema_of as schema_of_database
 
     with saying_why(settings):
         return schema_of_database(settings)
@@ -163,7 +163,7 @@ def migrate(settings: AnyStoreSettings) -> Schema:
     if isinstance(settings, SqliteSettings):
         return sqlite_schema.migrate_folder(settings.folder)
     require_postgres(settings)
-    from fencepost.store.postgres.schema import migrate_database
+    from fencepost.store.postgres.migrate import migrate_database
 
     with saying_why(settings):
         return migrate_database(settings)
@@ -229,7 +229,7 @@ async def _open_postgres(
 ) -> Opened:
     require_postgres(settings)
     _refuse_long_names(limits)
-    from fencepost.store.postgres.leading import Leading
+    from fencepost.store.postgres.cluster.leader import Leading
     from fencepost.store.postgres.store import PostgresStore
     from fencepost.store.postgres.subscriptions import secret
 

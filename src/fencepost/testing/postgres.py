@@ -32,7 +32,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fencepost.store.postgres.schema import migrate_database
+from fencepost.store.postgres.migrate import migrate_database
 from fencepost.store.postgres.settings import PostgresSettings
 
 ADDRESS = "FENCEPOST_TEST_POSTGRES"

@@ -16,6 +16,7 @@ from fencepost.client.errors import ConnectionFailedError
 from fencepost.client.http import Response
 from fencepost.client.producing import Machine, PendingBatch, ProducerSettings
 from fencepost.client.settings import Retries
+from fencepost.http.messages import Response as ServerResponse
 from fencepost.protocol.appends import (
     Append,
     Appended,
@@ -27,7 +28,6 @@ from fencepost.protocol.appends import (
 from fencepost.protocol.batches import Malformed, digest, json_batch
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.server.handlers import rendering
-from fencepost.server.http import Response as ServerResponse
 
 JSON = "application/json"
 

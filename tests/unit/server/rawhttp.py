@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from fencepost.server.http import Answer, Request, Response, StreamingResponse
-from fencepost.server.listening import Listening, serve
-from fencepost.server.settings import HttpSettings
+from fencepost.http.listener import Listening, serve
+from fencepost.http.messages import Answer, Request, Response, StreamingResponse
+from fencepost.http.settings import HttpSettings
 
 WAIT_SECONDS = 20.0
 """How long a test waits for something that should happen at once."""

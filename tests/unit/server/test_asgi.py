@@ -14,9 +14,9 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from fencepost.http.messages import Response, StreamingResponse
+from fencepost.http.settings import HttpSettings
 from fencepost.server.asgi import ASGIApp, raw_path
-from fencepost.server.http import Response, StreamingResponse
-from fencepost.server.settings import HttpSettings
 from tests.unit.server.rawhttp import ScriptedApp
 
 Message = MutableMapping[str, Any]

@@ -5,6 +5,8 @@ import socket
 
 import pytest
 
+from fencepost.http.listener import serve
+from fencepost.http.messages import Answer, Request, Response
 from fencepost.server.forwarding import (
     FORWARDED,
     Forwarding,
@@ -13,8 +15,6 @@ from fencepost.server.forwarding import (
     restore,
     was_forwarded,
 )
-from fencepost.server.http import Answer, Request, Response
-from fencepost.server.listening import serve
 
 
 class Echo:

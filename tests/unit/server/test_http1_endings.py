@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from fencepost.server.http import Response
-from fencepost.server.settings import HttpSettings
+from fencepost.http.messages import Response
+from fencepost.http.settings import HttpSettings
 from tests.unit.server.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
 from tests.unit.server.test_http1_refusals import check_problem
 from tests.unit.server.test_http1_streams import Source, closed

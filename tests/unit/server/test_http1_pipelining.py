@@ -9,9 +9,9 @@ import pytest
 import uvloop
 from hypothesis import given, settings
 
-from fencepost.server.http import Response
-from fencepost.server.http1 import Connection
-from fencepost.server.settings import HttpSettings
+from fencepost.http.connection import Connection
+from fencepost.http.messages import Response
+from fencepost.http.settings import HttpSettings
 from tests.unit.server.rawhttp import (
     QUICK,
     ScriptedApp,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fencepost.server.http import Response
-from fencepost.server.http1 import Connection
-from fencepost.server.listening import Listening
-from fencepost.server.settings import HttpSettings
+from fencepost.http.connection import Connection
+from fencepost.http.listener import Listening
+from fencepost.http.messages import Response
+from fencepost.http.settings import HttpSettings
 from tests.unit.server.rawhttp import (
     QUICK,
     Client,

@@ -9,10 +9,10 @@ import pytest
 import uvloop
 
 from fencepost.clock import SystemClock
-from fencepost.server.http import Response
-from fencepost.server.http1 import Connection
-from fencepost.server.listening import serve
-from fencepost.server.settings import HttpSettings
+from fencepost.http.connection import Connection
+from fencepost.http.listener import serve
+from fencepost.http.messages import Response
+from fencepost.http.settings import HttpSettings
 from tests.unit.server.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
 
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fencepost.server.http import Response, StreamingResponse
-from fencepost.server.http1 import Connection
-from fencepost.server.settings import HttpSettings
+from fencepost.http.connection import Connection
+from fencepost.http.messages import Response, StreamingResponse
+from fencepost.http.settings import HttpSettings
 from tests.unit.server.rawhttp import ScriptedApp, connected, get, post, serving, until
 
 

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from fencepost.store.commit import (
+from fencepost.store.contract import Failed, Unknown
+from fencepost.store.write.group_commit import (
     INLINE_BYTES_MAX,
     THREAD_COMMITS_AFTER_SLOW,
     DiskFullError,
     GroupCommit,
 )
-from fencepost.store.contract import Failed, Unknown
 
 WAIT_SECONDS = 10.0
 STIRRED = -1

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from fencepost.protocol.appends import Append
 from fencepost.protocol.commits import Commit, CommitItem, Part
-from fencepost.store.engine.holds import Holds
-from fencepost.store.engine.large import cut, is_large
-from fencepost.store.engine.slices import Slice, decode_slice
+from fencepost.store.large.commits import cut, is_large
+from fencepost.store.large.locks import Holds
+from fencepost.store.large.slices import Slice, decode_slice
 
 
 def item(path: str, parts: int = 0) -> CommitItem:

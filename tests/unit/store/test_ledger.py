@@ -10,15 +10,15 @@ from fencepost.protocol.appends import Append, Appended, ProducerTuple, decide_a
 from fencepost.protocol.batches import bytes_batch, digest
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime, Stream
-from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
-from fencepost.store.engine.records import REMOVED
-from fencepost.store.sqlite.database import (
+from fencepost.store.records import REMOVED
+from fencepost.store.sqlite.connection import (
     SchemaTooNewError,
     SqliteConnection,
     connect,
     migrate,
 )
-from fencepost.store.sqlite.writing import LedgerWriter
+from fencepost.store.sqlite.writer import LedgerWriter
+from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
 
 STREAMS_MAX = 8
 PRODUCERS_MAX = 4

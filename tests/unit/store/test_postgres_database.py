@@ -14,8 +14,9 @@ from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
 from fencepost.store.contract import StoreAwayError
-from fencepost.store.postgres import database, schema
-from fencepost.store.postgres.database import (
+from fencepost.store.postgres import migrate as schema
+from fencepost.store.postgres.driver import connection as database
+from fencepost.store.postgres.driver.connection import (
     NotDurableError,
     PostgresConnection,
     StandbyError,
@@ -26,9 +27,9 @@ from fencepost.store.postgres.database import (
     is_passing,
     judge,
 )
-from fencepost.store.postgres.schema import migrate, migrate_database, schema_of
+from fencepost.store.postgres.migrate import migrate, migrate_database, schema_of
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.sqlite.database import SchemaTooNewError
+from fencepost.store.sqlite.connection import SchemaTooNewError
 from fencepost.testing.postgres import PostgresServer
 
 WAIT_SECONDS = 20

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fencepost.http.messages import Response
 from fencepost.protocol.commits import (
     Commit,
     CommitDuplicate,
@@ -42,7 +43,6 @@ from fencepost.server import access
 from fencepost.server.handlers import rendering, writers
 from fencepost.server.handlers.parsing import rfc3339
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
-from fencepost.server.http import Response
 from fencepost.store.contract import (
     ChunkConflict,
     Failed,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from fencepost.http.messages import Request, Response
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
 from fencepost.protocol.commits import Commit, CommitItem, CommitOutcome, Named, Part
@@ -26,9 +27,8 @@ from fencepost.server.handlers import parsing, writers
 from fencepost.server.handlers.commit_answers import at_item, committed, staged, unstaged
 from fencepost.server.handlers.parsing import RefusedError, bad
 from fencepost.server.handlers.querying import Parameters
-from fencepost.server.http import Request, Response
 from fencepost.store.contract import Failed, Store, Unknown, Upload
-from fencepost.store.engine.collecting import dissolve, paused_collector
+from fencepost.store.large.memory import dissolve, paused_collector
 
 COMMIT_PATH = b"/v1/commit"
 STAGING_ROOT = b"/v1/staging/"

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from fencepost.http.messages import Answer, Request, Response
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.grants import ADMIN, READ, Principal
 from fencepost.protocol.logs import parse_instant_ms
@@ -20,7 +21,6 @@ from fencepost.server.access import Seal, may_read, readable_glob
 from fencepost.server.handlers.parsing import bad, calendar_time, rfc3339
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, refused
-from fencepost.server.http import Answer, Request, Response
 from fencepost.server.settings import ServerSettings
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, ListStore
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 
 from fencepost.clock import Clock
+from fencepost.http.messages import Answer, Headers, Request, Response, StreamingResponse
 from fencepost.protocol.grants import Principal
 from fencepost.protocol.logs import (
     BEFORE_ALL,
@@ -29,7 +30,6 @@ from fencepost.server.access import readable_selection
 from fencepost.server.handlers.parsing import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
-from fencepost.server.http import Answer, Headers, Request, Response, StreamingResponse
 from fencepost.server.loglines import log_lines
 from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import Published

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from importlib.resources import files
 
+from fencepost.http.messages import Answer, Request, Response
 from fencepost.server.handlers.rendering import BROWSER, refused
-from fencepost.server.http import Answer, Request, Response
 
 PATH = b"/v1/openapi.json"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from fencepost.http.messages import Answer, Request, Response
 from fencepost.server.handlers.rendering import BROWSER, refused
-from fencepost.server.http import Answer, Request, Response
 from fencepost.server.metrics import CONTENT_TYPE, Metrics
 from fencepost.store.contract import Store
 

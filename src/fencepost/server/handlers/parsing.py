@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Literal
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+from fencepost.http.messages import Request, Response
+from fencepost.http.problems import problem
 from fencepost.protocol.appends import NO_CONDITIONS, Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import (
     Batch,
@@ -29,8 +31,6 @@ from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.retention import KEEP_ALL, Retention
 from fencepost.protocol.streams import JSON, Lifetime, media_type
-from fencepost.server.http import Request, Response
-from fencepost.server.problems import problem
 
 STREAM_ROOT = b"/v1/stream/"
 RESERVED = "__ds"

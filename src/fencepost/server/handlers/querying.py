@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import parse_qsl
 
+from fencepost.http.messages import Request
 from fencepost.protocol.globs import BadGlob, Glob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import parse_position
 from fencepost.server.handlers.parsing import bad, check_path
-from fencepost.server.http import Request
 
 FIELDS_MAX = 256
 """Parameters in one query string."""

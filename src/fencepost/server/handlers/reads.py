@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from fencepost.clock import Clock
+from fencepost.http.messages import Answer, Headers, Request, Response, StreamingResponse
 from fencepost.protocol import sse
 from fencepost.protocol.cursors import next_cursor
 from fencepost.protocol.offsets import Offset, parse_offset
@@ -19,7 +20,6 @@ from fencepost.server.handlers import rendering
 from fencepost.server.handlers.parsing import bad, query_of, rfc3339
 from fencepost.server.handlers.rendering import BROWSER, next_offset, refused
 from fencepost.server.handlers.truncation import first_offset, retention_headers
-from fencepost.server.http import Answer, Headers, Request, Response, StreamingResponse
 from fencepost.server.settings import ServerSettings
 from fencepost.server.tails import Following, Tails, control_event, encode_events
 from fencepost.store.contract import (

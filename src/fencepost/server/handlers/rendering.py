@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fencepost.http.messages import Headers, Response
+from fencepost.http.problems import problem
 from fencepost.protocol.appends import (
     AlreadyClosed,
     Appended,
@@ -36,8 +38,6 @@ from fencepost.protocol.creates import (
 from fencepost.protocol.offsets import Offset, wire
 from fencepost.protocol.rates import TooFast
 from fencepost.server.handlers.parsing import rfc3339
-from fencepost.server.http import Headers, Response
-from fencepost.server.problems import problem
 from fencepost.store.contract import Failed, Missing, SoftDeleted, Unknown
 
 BROWSER: Headers = [

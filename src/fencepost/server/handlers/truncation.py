@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fencepost.http.messages import Headers, Request, Response
 from fencepost.protocol.offsets import START, Offset, parse_offset, wire
 from fencepost.protocol.retention import Cut, Retention, Uncut
 from fencepost.server.handlers import rendering
@@ -12,7 +13,6 @@ from fencepost.server.handlers.parsing import (
     refuse_repeated,
 )
 from fencepost.server.handlers.rendering import BROWSER, next_offset, refused
-from fencepost.server.http import Headers, Request, Response
 from fencepost.store.contract import BadOffset, Failed, Missing, SoftDeleted, Unknown
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fencepost.http.messages import Answer, Request, Response
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.writers import (
     Writer,
@@ -36,7 +37,6 @@ from fencepost.server.handlers.lists import name_after
 from fencepost.server.handlers.parsing import bad
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK, refused
-from fencepost.server.http import Answer, Request, Response
 from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import Failure, Store
 from fencepost.store.log_contract import ListStore

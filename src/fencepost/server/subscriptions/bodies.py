@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from fencepost.http.messages import Request, Response
 from fencepost.protocol.globs import BadGlob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import START, Offset, parse_offset
@@ -19,7 +20,6 @@ from fencepost.protocol.streams import JSON, media_type
 from fencepost.protocol.subscriptions import PULL_WAKE, WEBHOOK, Ack, Config, normalised
 from fencepost.server.handlers.parsing import RefusedError, check_path
 from fencepost.server.handlers.rendering import BROWSER
-from fencepost.server.http import Request, Response
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 
 GENERATION_MAX = 2**53 - 1

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
+from fencepost.http.messages import Answer, Request, Response
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.grants import APPEND, CLAIM, Principal
 from fencepost.protocol.limits import Limits
@@ -25,7 +26,6 @@ from fencepost.protocol.subscriptions import (
     Subscription,
 )
 from fencepost.server.handlers.rendering import BROWSER, failed, refused
-from fencepost.server.http import Answer, Request, Response
 from fencepost.server.subscriptions.bodies import (
     GENERATION_MAX,
     AckBody,

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fencepost.http.messages import Answer, Request, Response
 from fencepost.server.forwarding import (
     Forwarding,
     UnansweredError,
@@ -21,7 +22,6 @@ from fencepost.server.forwarding import (
     was_forwarded,
 )
 from fencepost.server.handlers.rendering import failed
-from fencepost.server.http import Answer, Request, Response
 from fencepost.server.subscriptions.bodies import error
 from fencepost.server.subscriptions.handlers import JWKS, ROOT, SUBSCRIPTIONS, show_keys
 from fencepost.server.subscriptions.opening import Parts, Subscriptions
@@ -30,7 +30,7 @@ from fencepost.server.subscriptions.registry import Registry
 from fencepost.store.contract import Unknown
 
 if TYPE_CHECKING:
-    from fencepost.store.postgres.leading import Leader, Leading
+    from fencepost.store.postgres.cluster.leader import Leader, Leading
     from fencepost.store.postgres.subscriptions import PostgresSubscriptions
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from fencepost.server.http import Answer, Request
+from fencepost.http.messages import Answer, Request
 from fencepost.server.subscriptions.opening import Subscriptions
 from fencepost.server.subscriptions.outcomes import Counts
 from fencepost.server.subscriptions.registry import Registry

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.deciding import Decider
+from fencepost.store.database import Row
+from fencepost.store.postgres.driver.writer import WritingConnection
 from fencepost.store.postgres.ledger import TurnLedger
 from fencepost.store.postgres.others import Others, Seen
-from fencepost.store.postgres.writer import WritingConnection
+from fencepost.store.write.decider import Decider
 
 ALONE_TURNS = 100
 """After so many turns without another node's in between, a node no longer asks with each turn."""

@@ -14,13 +14,13 @@ from itertools import count
 
 from psycopg import RawServerCursor, sql
 
-from fencepost.store.checks.passes import Checker
-from fencepost.store.checks.report import Progress, Report, Rows, UnreadableError, ignore
-from fencepost.store.engine.database import Row
-from fencepost.store.postgres.database import PLANNING, PostgresConnection, connect
-from fencepost.store.postgres.schema import migrate
+from fencepost.store.check.passes import Checker
+from fencepost.store.check.report import Progress, Report, Rows, UnreadableError, ignore
+from fencepost.store.database import Row
+from fencepost.store.postgres.driver.connection import PLANNING, PostgresConnection, connect
+from fencepost.store.postgres.driver.statements import prepare
+from fencepost.store.postgres.migrate import migrate
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.postgres.statements import prepare
 from fencepost.store.sql import load_queries
 
 QUERIES = load_queries("fencepost.store.postgres", "check.sql")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fencepost.protocol.offsets import Offset
+from fencepost.store import records
 from fencepost.store.contract import BadOffset, Chunk, Missing, StreamInfo, Truncated
-from fencepost.store.engine import reading, records
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.forking import own_segments
-from fencepost.store.postgres.database import PostgresConnection
+from fencepost.store.database import Row
+from fencepost.store.postgres.driver.connection import PostgresConnection
+from fencepost.store.read import chunks as reading
+from fencepost.store.write.forks import own_segments
 
 
 def read_stream(

@@ -15,12 +15,12 @@ from typing import Any
 from fencepost.protocol.appends import Append, KeyRecord
 from fencepost.protocol.commits import Commit, Part
 from fencepost.protocol.streams import Producer, Stream
-from fencepost.store.engine import records
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.ledger import Entry, Ledger, LedgerGroup
-from fencepost.store.postgres import marks
+from fencepost.store import records
+from fencepost.store.database import Row
+from fencepost.store.postgres.large import marks
 from fencepost.store.postgres.others import Others
 from fencepost.store.postgres.staged import TurnStaging
+from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
 
 KeyPlace = tuple[int, str, str]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from fencepost.store.postgres.driver.writer import WritingConnection
 from fencepost.store.postgres.ledger import Needs, TurnLedger
-from fencepost.store.postgres.writer import WritingConnection
 
 
 async def load(

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.database import Row
+from fencepost.store.write.ledger import LedgerGroup
 
 TURNS_MAX = 64
 PRODUCERS_MAX = 4_000

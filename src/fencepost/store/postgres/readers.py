@@ -12,9 +12,9 @@ from typing import Self, TypeVar
 import psycopg
 
 from fencepost.store.contract import StoreAwayError
-from fencepost.store.engine.database import Row, Values
-from fencepost.store.engine.reading import Readers
-from fencepost.store.postgres.database import PostgresConnection, is_away
+from fencepost.store.database import Row, Values
+from fencepost.store.postgres.driver.connection import PostgresConnection, is_away
+from fencepost.store.read.chunks import Readers
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fencepost.store.engine.deciding import Decider
+from fencepost.store.postgres.driver.writer import WritingConnection
 from fencepost.store.postgres.ledger import Needs
-from fencepost.store.postgres.writer import WritingConnection
+from fencepost.store.write.decider import Decider
 
 Done = Callable[[Any], None]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fencepost.protocol.commits import Part
-from fencepost.store.engine.database import Connection, Row
-from fencepost.store.engine.staging import ChunkRow, StagedPart, Staging, StagingGroup
+from fencepost.store.database import Connection, Row
+from fencepost.store.write.staging import ChunkRow, StagedPart, Staging, StagingGroup
 
 
 class TurnStaging(Staging):

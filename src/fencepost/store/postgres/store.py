@@ -32,6 +32,7 @@ from fencepost.protocol.writers import (
     WriterOpen,
     WriterOpenOutcome,
 )
+from fencepost.store import records
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
@@ -48,22 +49,21 @@ from fencepost.store.contract import (
     Upload,
     Watcher,
 )
-from fencepost.store.engine import records
-from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.large import LargeCommits, is_large
-from fencepost.store.engine.ledger import LedgerGroup, view_of
-from fencepost.store.engine.writers import find_committed
+from fencepost.store.large.commits import LargeCommits, is_large
 from fencepost.store.postgres.chunks import read_stream
-from fencepost.store.postgres.database import PostgresConnection, connect
-from fencepost.store.postgres.feed import Feed, Notifier
-from fencepost.store.postgres.large import LargeCommit
+from fencepost.store.postgres.cluster.feed import Feed, Notifier
+from fencepost.store.postgres.driver.connection import PostgresConnection, connect
+from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.large.commits import LargeCommit
 from fencepost.store.postgres.ledger import Needs, TurnLedger
+from fencepost.store.postgres.migrate import migrate
 from fencepost.store.postgres.readers import Lookups, PostgresReaders
 from fencepost.store.postgres.requests import Request
-from fencepost.store.postgres.schema import migrate
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.turns import Turns
-from fencepost.store.postgres.writer import WritingConnection
+from fencepost.store.write.decider import Decider
+from fencepost.store.write.ledger import LedgerGroup, view_of
+from fencepost.store.write.writers import find_committed
 
 log = logging.getLogger(__name__)
 

@@ -21,17 +21,18 @@ from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.offsets import START
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.subscriptions import Link, Subscription
+from fencepost.store import records
+from fencepost.store import subscription_records as subscribed
 from fencepost.store.contract import Failure, LiveStream, Published, Watcher
-from fencepost.store.engine import records, subscribed
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.ledger import view_of
-from fencepost.store.postgres.database import PostgresConnection
-from fencepost.store.postgres.feed import Turn
-from fencepost.store.postgres.following import Following
+from fencepost.store.database import Row
+from fencepost.store.postgres.cluster.feed import Turn
+from fencepost.store.postgres.cluster.following import Following
+from fencepost.store.postgres.cluster.term import Term
+from fencepost.store.postgres.driver.connection import PostgresConnection
 from fencepost.store.postgres.ledger import Needs
 from fencepost.store.postgres.store import PostgresStore
-from fencepost.store.postgres.terms import Term
+from fencepost.store.write.decider import Decider
+from fencepost.store.write.ledger import view_of
 
 log = logging.getLogger(__name__)
 

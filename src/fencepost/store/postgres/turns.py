@@ -26,20 +26,20 @@ from typing import Any
 import psycopg
 
 from fencepost.store.contract import Failed, Failure, Unknown
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.ledger import LedgerGroup
-from fencepost.store.postgres import marks
+from fencepost.store.database import Row
 from fencepost.store.postgres.among import Among
-from fencepost.store.postgres.aside import LIVES, Aside
-from fencepost.store.postgres.database import is_away, is_full
+from fencepost.store.postgres.driver.connection import is_away, is_full
+from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.large import marks
+from fencepost.store.postgres.large.waiting import LIVES, Aside
 from fencepost.store.postgres.ledger import Needs, TurnLedger
 from fencepost.store.postgres.loading import load
 from fencepost.store.postgres.others import is_listed
 from fencepost.store.postgres.requests import WAITS, Done, Request
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.postgres.writer import WritingConnection
 from fencepost.store.postgres.writing import statements
+from fencepost.store.write.decider import Decider
+from fencepost.store.write.ledger import LedgerGroup
 
 log = logging.getLogger(__name__)
 

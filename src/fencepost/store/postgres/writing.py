@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.ledger import LedgerGroup
-from fencepost.store.engine.records import producer_columns
+from fencepost.store.database import Row
+from fencepost.store.records import producer_columns
+from fencepost.store.write.ledger import LedgerGroup
 
 
 def statements(sealed: LedgerGroup) -> Iterator[tuple[str, Sequence[Row]]]:

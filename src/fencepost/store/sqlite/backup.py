@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import apsw
 
-from fencepost.store.checks.report import Progress, ignore
+from fencepost.store.check.report import Progress, ignore
 from fencepost.store.sqlite.check import find_file, open_to_read
-from fencepost.store.sqlite.database import FILE, FolderLock
+from fencepost.store.sqlite.connection import FILE, FolderLock
 
 PAGES_PER_STEP = 2_048
 """Pages copied between two looks at the progress: 8 MiB with SQLite's usual pages."""

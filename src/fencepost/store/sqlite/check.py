@@ -13,10 +13,10 @@ from pathlib import Path
 
 import apsw
 
-from fencepost.store.checks.passes import Checker
-from fencepost.store.checks.report import Progress, Report, UnreadableError, ignore
+from fencepost.store.check.passes import Checker
+from fencepost.store.check.report import Progress, Report, UnreadableError, ignore
 from fencepost.store.sql import load_migrations, load_queries
-from fencepost.store.sqlite.database import BUSY_MS_MAX, FILE
+from fencepost.store.sqlite.connection import BUSY_MS_MAX, FILE
 
 QUERIES = load_queries("fencepost.store.sqlite", "check.sql")
 INTEGRITY_FINDINGS_MAX = 100

@@ -34,7 +34,6 @@ from fencepost.protocol.writers import (
     WriterOpen,
     WriterOpenOutcome,
 )
-from fencepost.store.commit import GroupCommit
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
@@ -50,15 +49,11 @@ from fencepost.store.contract import (
     Upload,
     Watcher,
 )
-from fencepost.store.engine import reading
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.deciding import Decider
-from fencepost.store.engine.forking import own_segments
-from fencepost.store.engine.large import LargeCommit, LargeCommits, is_large
-from fencepost.store.engine.ledger import LedgerGroup
-from fencepost.store.engine.redoing import redo, tell_redone
-from fencepost.store.engine.writers import find_committed
-from fencepost.store.sqlite.database import (
+from fencepost.store.database import Row
+from fencepost.store.large.commits import LargeCommit, LargeCommits, is_large
+from fencepost.store.large.recovery import redo, tell_redone
+from fencepost.store.read import chunks as reading
+from fencepost.store.sqlite.connection import (
     FILE,
     PAGE_BYTES,
     FolderLock,
@@ -71,7 +66,12 @@ from fencepost.store.sqlite.database import (
     restart_log,
 )
 from fencepost.store.sqlite.settings import SqliteSettings
-from fencepost.store.sqlite.writing import LedgerWriter
+from fencepost.store.sqlite.writer import LedgerWriter
+from fencepost.store.write.decider import Decider
+from fencepost.store.write.forks import own_segments
+from fencepost.store.write.group_commit import GroupCommit
+from fencepost.store.write.ledger import LedgerGroup
+from fencepost.store.write.writers import find_committed
 
 log = logging.getLogger(__name__)
 

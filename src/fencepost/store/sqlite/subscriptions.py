@@ -13,11 +13,11 @@ from typing import Any
 from fencepost.protocol.appends import Append
 from fencepost.protocol.offsets import START
 from fencepost.protocol.subscriptions import Link, Subscription
+from fencepost.store import subscription_records as subscribed
 from fencepost.store.contract import Failure, LiveStream, Published, StreamInfo, Watcher
-from fencepost.store.engine import subscribed
-from fencepost.store.engine.database import Row
-from fencepost.store.engine.ledger import LedgerGroup
+from fencepost.store.database import Row
 from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.write.ledger import LedgerGroup
 
 ROW_BYTES = 128
 """What a row of ours weighs in a commit, roughly."""

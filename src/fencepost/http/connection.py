@@ -1,0 +1,576 @@
+"""One HTTP/1.1 connection: requests are started in turn and answered in the order they came.
+
+`reading.py` makes requests out of bytes. Each becomes an `_Exchange`, which waits for its turn
+(`_waiting`) or is handed to the application at once (`_started`); its answer is written when every
+earlier one has been.
+
+Turns: POSTs that follow each other are handed over as they arrive, so that the appends of one
+connection can share a commit. Any other method waits until all before it is answered, and what
+comes after it waits for it: a read sees the writes that were sent before it.
+
+A client that closes its sending side (EOF) counts as gone for everything that can be cancelled,
+long-polls and streams, because a disconnect looks no different. Requests that cannot be cancelled,
+such as appends, are still answered, and then the connection is closed.
+
+Nothing is timed per request: the sweep of `Front` looks at each connection a few times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from http import HTTPStatus
+from typing import cast
+
+from fencepost.http.front import Front
+from fencepost.http.messages import (
+    Answer,
+    Cancellable,
+    Request,
+    Response,
+    StreamingResponse,
+)
+from fencepost.http.parser import RequestReader, Stopped
+from fencepost.http.problems import problem
+from fencepost.http.streaming import JOIN_BYTES_MAX, OutgoingStream
+from fencepost.http.wire import Refusal, render_head
+
+log = logging.getLogger("fencepost.http")
+
+_FEED_BYTES_MAX = 16 * 1024
+"""Heads are parsed in slices, so that one segment cannot queue thousands of tiny requests."""
+
+_BODILESS = (204, 304)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class _Exchange:
+    """A request and, once there is one, its answer, in its place in the connection's order."""
+
+    __slots__ = (
+        "answer",
+        "answered",
+        "connection",
+        "keep_alive",
+        "request",
+        "shares",
+        "version",
+        "work",
+    )
+
+    def __init__(
+        self, connection: Connection, request: Request | None, keep_alive: bool, version: str
+    ) -> None:
+        self.connection = connection
+        self.request = request  # None when the front end answers by itself
+        self.keep_alive = keep_alive
+        self.version = version
+        self.shares = request is None or request.method == "POST"
+        self.answer: Answer | None = None
+        self.answered = False
+        self.work: Cancellable | None = None
+
+    def respond(self, answer: Answer) -> None:
+        """What the application calls, once. Later calls and calls for the departed are dropped."""
+        connection = self.connection
+        if self.answered or connection.gone:
+            connection.front.discard(answer)
+            return
+        self.answered = True
+        self.answer = answer
+        self.work = None
+        if connection.started[0] is self:
+            connection.advance()
+
+
+class Connection(asyncio.Protocol):
+    """The protocol object of one accepted socket."""
+
+    __slots__ = (
+        "_alone",
+        "_closing",
+        "_ended",
+        "_eof",
+        "_feeding",
+        "_held",
+        "_idle_after_bytes",
+        "_idle_since_seconds",
+        "_linger_bytes",
+        "_linger_until_seconds",
+        "_lingering",
+        "_moved_seconds",
+        "_queued_bytes",
+        "_reader",
+        "_reading_paused",
+        "_refused",
+        "_sent_bytes",
+        "_settings",
+        "_starting",
+        "_stream",
+        "_transport",
+        "_turned_away",
+        "_waiting",
+        "_written_bytes",
+        "front",
+        "gone",
+        "started",
+        "writing_paused",
+    )
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+        self.gone = False
+        self._settings = front.settings
+        # Turns.
+        self.started: deque[_Exchange] = deque()
+        self._waiting: deque[_Exchange] = deque()
+        self._starting = False
+        self._alone = False  # the newest started exchange shares its turn with no other
+        self._queued_bytes = 0  # bodies of everything unanswered
+        # Reading.
+        self._held = b""  # read from the socket, not yet parsed: the pipeline is full
+        self._feeding = False
+        self._reading_paused = False
+        self._ended = False  # no further request is taken
+        self._eof = False
+        # Writing.
+        self.writing_paused = False
+        self._written_bytes = 0
+        self._sent_bytes = 0
+        self._moved_seconds = front.now_seconds
+        self._stream: OutgoingStream | None = None
+        # The end.
+        self._idle_after_bytes = -1
+        self._idle_since_seconds = front.now_seconds
+        self._closing = False
+        self._refused = False
+        self._turned_away = False
+        self._lingering = False
+        self._linger_until_seconds = 0.0
+        self._linger_bytes = 0
+
+    # The socket.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's, though they have all its methods.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(
+            high=self._settings.write_buffer_bytes_high, low=self._settings.write_buffer_bytes_low
+        )
+        peername = transport.get_extra_info("peername")
+        self._reader = RequestReader(self.front, str(peername[0]) if peername else "", self._take)
+        front = self.front
+        crowded = len(front.connections) - front.refusing >= self._settings.connections_max
+        front.joined(self)
+        if crowded or front.draining:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        front = self.front
+        front.refusing += 1
+        front.counters.connections_refused += 1
+        self._turned_away = True
+        if front.refusing > self._settings.refusals_open_max or front.draining:
+            self._closing = True
+            self._transport.abort()
+            return
+        detail = "the server serves as many connections as it may; retry later"
+        self._refuse(Refusal(503, "too_many_connections", detail))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self.gone = self._closing = True
+        front = self.front
+        front.left(self)
+        front.refusing -= self._turned_away
+        if self._stream is not None:
+            self._stream.cancel()
+        for exchange in (*self.started, *self._waiting):
+            if exchange.work is not None:
+                exchange.work.cancel()
+            if exchange.answer is not None:
+                front.discard(exchange.answer)
+        self.started.clear()
+        self._waiting.clear()
+        self._held = b""
+        self._reader.close()
+
+    def eof_received(self) -> bool:
+        self._ended = self._eof = True
+        if self._lingering or not (self.started or self._waiting):
+            return False
+        leaving = self._stream is not None or any(one.work is not None for one in self.started)
+        return not leaving
+
+    def abort(self) -> None:
+        """Cut the connection now, whatever is under way."""
+        self.front.counters.connections_aborted += 1
+        self._transport.abort()
+
+    def begin_drain(self) -> None:
+        """Take no new request; close when idle, else with the answer of the last one under way."""
+        if self._stream is not None:
+            if self._stream.is_live:
+                self._stream.cancel()
+        elif self._reader.between_requests and not (
+            self.started or self._waiting or self._lingering
+        ):
+            self._close()
+
+    # Reading.
+
+    def data_received(self, data: bytes) -> None:
+        self.front.counters.bytes_in += len(data)
+        if self._ended:
+            self._swallow(len(data))
+        elif self._reading_paused:
+            self._held += data
+        else:
+            self._feed(data)
+            if self.started and self._is_full():
+                self._pause_reading()
+
+    def _feed(self, data: bytes) -> None:
+        self._feeding = True
+        try:
+            if len(data) <= _FEED_BYTES_MAX:
+                self._reader.feed(data)
+            else:
+                self._feed_slices(memoryview(data))
+        except Refusal as refusal:
+            self._refuse(refusal)
+        except Stopped:
+            self._ended = True
+            self._linger_bytes += 1
+        finally:
+            self._feeding = False
+        if self._reader.continue_owed:
+            self._send_continue()
+
+    def _feed_slices(self, data: memoryview) -> None:
+        at = 0
+        while at < len(data) and not self._closing:
+            # Inside a body of known length no further request can begin: pass it whole.
+            part = data[at : at + max(_FEED_BYTES_MAX, self._reader.body_bytes_left)]
+            self._reader.feed(part)
+            at += len(part)
+            if self._is_full():
+                self._held = bytes(data[at:])
+                return
+
+    def _is_full(self) -> bool:
+        return (
+            len(self.started) + len(self._waiting) >= self._settings.pipeline_depth_max
+            or self._queued_bytes >= self._settings.pipeline_bytes_max
+            or self.writing_paused
+        )
+
+    def _pause_reading(self) -> None:
+        # After the last request reading goes on: it is how a disconnect is noticed.
+        if not (self._reading_paused or self._closing or self._ended):
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        """Go on reading, held bytes first, when there is room again."""
+        while self._reading_paused and not (self._feeding or self._is_full() or self._closing):
+            held, self._held = self._held, b""
+            if held and not self._ended:
+                self._feed(held)
+                continue
+            self._reading_paused = False
+            # The time the server made the client wait is not the client's slowness.
+            self._reader.rest(now_seconds=self.front.now_seconds)
+            self._transport.resume_reading()
+
+    def _swallow(self, size: int) -> None:
+        """Drop bytes that come after the last request, within a bound."""
+        self._linger_bytes += size
+        if self._linger_bytes > self._settings.linger_bytes_max:
+            self.abort()
+
+    # Turns.
+
+    def _take(self, request: Request, keep_alive: bool, version: str) -> None:
+        self._queued_bytes += len(request.body)
+        if not keep_alive:
+            self._ended = True
+        self._enqueue(_Exchange(self, request, keep_alive, version))
+
+    def _enqueue(self, exchange: _Exchange) -> None:
+        if (
+            not self._waiting
+            and (not self.started or (exchange.shares and not self._alone))
+            and not self.writing_paused
+        ):
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+
+    def _start(self, exchange: _Exchange) -> None:
+        self.started.append(exchange)
+        self._alone = not exchange.shares
+        request = exchange.request
+        if request is None:
+            if self.started[0] is exchange:
+                self.advance()
+            return
+        try:
+            work = self.front.app.handle(request, exchange.respond)
+        except Exception:
+            log.exception("the application raised on a %s request", request.method)
+            exchange.respond(_failure())
+            return
+        if work is not None and not exchange.answered:
+            exchange.work = work
+            if self._eof:
+                self._close()
+
+    def _start_waiting(self) -> None:
+        # Whoever is answered from inside `_start` comes back here through `advance`; the flag lets
+        # the loop below go on instead, so the stack does not grow with the pipeline.
+        if self._starting:
+            return
+        self._starting = True
+        try:
+            while self._waiting and not (self._closing or self.writing_paused):
+                if self.started and (self._alone or not self._waiting[0].shares):
+                    return
+                self._start(self._waiting.popleft())
+        finally:
+            self._starting = False
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer in the request's place, take nothing more, and close after it."""
+        if self._closing:
+            return
+        counts = self.front.counters.refusals
+        counts[refusal.code] = counts.get(refusal.code, 0) + 1
+        title = HTTPStatus(refusal.status).phrase
+        answer = problem(refusal.status, refusal.code, title, refusal.detail)
+        if self._reader.answers_head:
+            answer.body = b""
+        self._ended = self._refused = True
+        self._held = b""
+        self._reader.close()
+        exchange = _Exchange(self, None, False, "1.1")
+        exchange.answered = True
+        exchange.answer = answer
+        self._enqueue(exchange)
+
+    def advance(self) -> None:
+        """Write every answer whose turn has come, then start what waited for it."""
+        started = self.started
+        while started:
+            exchange = started[0]
+            answer = exchange.answer
+            if answer is None:
+                break
+            if isinstance(answer, StreamingResponse):
+                self._begin_stream(exchange, answer)
+                return
+            started.popleft()
+            self._send(exchange, answer)
+            if self._closing:
+                return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """After an answer has left: go on with what it held up."""
+        if self._reader.continue_owed and not self._feeding:
+            self._send_continue()
+        if self._waiting:
+            self._start_waiting()
+        if self._reading_paused:
+            self._resume_reading()
+
+    # Writing.
+
+    def _send(self, exchange: _Exchange, answer: Response) -> None:
+        request = exchange.request
+        status = answer.status
+        body = answer.body
+        bodiless = status in _BODILESS
+        if request is not None:
+            self._queued_bytes -= len(request.body)
+            self.front.counters.requests[request.method][status // 100] += 1
+            bodiless = bodiless or request.method == "HEAD"
+        if bodiless:
+            body, size, ending = b"", 0, b"\r\n"
+        else:
+            size = len(body) if isinstance(body, bytes) else sum(map(len, body))
+            ending = b"Content-Length: %d\r\n\r\n" % size
+        closes = not exchange.keep_alive or (
+            (self._ended or self.front.draining) and self._is_last()
+        )
+        if closes:
+            ending = b"Connection: close\r\n" + ending
+        elif exchange.version == "1.0":
+            ending = b"Connection: keep-alive\r\n" + ending
+        try:
+            head = render_head(status, answer.headers, self.front.date_line, ending, answer.block)
+        except ValueError:
+            self._fail()
+            return
+        if isinstance(body, bytes) and size <= JOIN_BYTES_MAX:
+            self.write(head + body)
+        else:
+            self.write_parts((head, body) if isinstance(body, bytes) else (head, *body))
+        if closes:
+            self._finish()
+
+    def _fail(self) -> None:
+        """Say 500 in place of an answer that is unfit to send, and close."""
+        log.exception("an answer was dropped")
+        failure = _failure()
+        assert isinstance(failure.body, bytes)
+        ending = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(failure.body)
+        self.write(render_head(500, failure.headers, self.front.date_line, ending) + failure.body)
+        self._finish()
+
+    def _is_last(self) -> bool:
+        """Whether, in a connection or server that is to end, nothing follows this answer."""
+        if self.started or self._waiting:
+            return False
+        return self._ended or (self._reader.between_requests and not self._held)
+
+    def write(self, data: bytes) -> None:
+        size = len(data)
+        self._written_bytes += size
+        self.front.counters.bytes_out += size
+        self._transport.write(data)
+
+    def write_parts(self, parts: tuple[bytes, ...]) -> None:
+        size = sum(map(len, parts))
+        self._written_bytes += size
+        self.front.counters.bytes_out += size
+        self._transport.writelines(parts)
+
+    def _send_continue(self) -> None:
+        """Ask for the announced body, when that is the next thing the client should read."""
+        if self.started or self._waiting or self._closing:
+            return
+        if self._reader.wants_continue():
+            self._reader.rest(now_seconds=self.front.now_seconds)
+            self.write(_CONTINUE)
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self._stream is not None:
+            self._stream.go_on()
+        if not self._closing:
+            self._go_on()
+
+    # Streams.
+
+    def _begin_stream(self, exchange: _Exchange, answer: StreamingResponse) -> None:
+        request = exchange.request
+        assert request is not None
+        if self._stream is not None:
+            return
+        if request.method == "HEAD" or answer.status in _BODILESS:
+            self.front.discard(answer)
+            exchange.answer = Response(answer.status, answer.headers)
+            self.advance()
+            return
+        if self._eof:
+            self._close()
+            return
+        chunked = exchange.version == "1.1"
+        ending = b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"\r\n"
+        if not chunked or self.front.draining:
+            exchange.keep_alive = False
+        if not exchange.keep_alive:
+            ending = b"Connection: close\r\n" + ending
+        try:
+            head = render_head(answer.status, answer.headers, self.front.date_line, ending)
+        except ValueError:
+            self.front.discard(answer)
+            self.started.popleft()
+            self._fail()
+            return
+        self.front.counters.requests[request.method][answer.status // 100] += 1
+        self.write(head)
+        self._stream = OutgoingStream(
+            self.front,
+            self,
+            answer,
+            chunked=chunked,
+            ended=lambda complete: self._end_stream(exchange, complete),
+        )
+        if self.front.draining:
+            self.begin_drain()
+
+    def _end_stream(self, exchange: _Exchange, complete: bool) -> None:
+        stream, self._stream = self._stream, None
+        if self.gone:
+            return
+        if not complete:
+            # Without its last chunk the client can tell that something is missing.
+            self._transport.abort()
+            return
+        assert stream is not None
+        stream.end()
+        self.started.popleft()
+        assert exchange.request is not None
+        self._queued_bytes -= len(exchange.request.body)
+        if not exchange.keep_alive or ((self._ended or self.front.draining) and self._is_last()):
+            self._finish()
+        else:
+            self.advance()
+
+    # The end.
+
+    def _finish(self) -> None:
+        """The last answer is written: close, or first let the client stop talking and read it."""
+        if self._eof or not (self._refused or self._linger_bytes):
+            self._close()
+            return
+        self._closing = self._lingering = self._ended = True
+        self._linger_until_seconds = self.front.now_seconds + self._settings.linger_seconds
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        self._transport.write_eof()
+
+    def _close(self) -> None:
+        self._closing = True
+        self._transport.close()
+
+    def sweep(self, now_seconds: float) -> None:
+        """Look at every timeout of this connection; called a few times a second."""
+        unsent_bytes = self._transport.get_write_buffer_size()
+        sent_bytes = self._written_bytes - unsent_bytes
+        if unsent_bytes == 0 or sent_bytes != self._sent_bytes:
+            self._sent_bytes = sent_bytes
+            self._moved_seconds = now_seconds
+        elif now_seconds - self._moved_seconds > self._settings.write_stall_seconds:
+            self.abort()
+            return
+        if self._lingering:
+            if now_seconds > self._linger_until_seconds:
+                self._transport.close()
+        elif not (self._closing or self._ended or self._reading_paused):
+            self._sweep_reading(now_seconds)
+
+    def _sweep_reading(self, now_seconds: float) -> None:
+        refusal = self._reader.overdue(now_seconds)
+        if refusal is not None:
+            self._refuse(refusal)
+        elif self.started or self._waiting or not self._reader.between_requests:
+            self._idle_after_bytes = -1
+        elif self._idle_after_bytes != self._written_bytes:
+            # Idleness is dated by the sweep that first sees it, so that no request pays for it.
+            self._idle_after_bytes = self._written_bytes
+            self._idle_since_seconds = now_seconds
+        elif now_seconds - self._idle_since_seconds > self._settings.idle_timeout_seconds:
+            self._close()
+
+
+def _failure() -> Response:
+    detail = "the server failed on this request"
+    return problem(500, "internal_error", "Internal Server Error", detail)

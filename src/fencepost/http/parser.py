@@ -1,0 +1,319 @@
+"""From bytes to requests: llhttp, driven and bounded, without a socket.
+
+`RequestReader.feed` takes whatever arrived and calls `take` for every request that is whole. A head
+or body that goes past a limit, or that two parties could read in two ways, raises `Refusal`, and
+the reader is of no use after that: where the next request begins can no longer be trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import httptools
+
+from fencepost.http.front import Front
+from fencepost.http.messages import Request
+from fencepost.http.wire import (
+    METHODS,
+    NO_NAMES,
+    Refusal,
+    bad_request,
+    check_coding,
+    check_host,
+    header_bytes,
+    split_target,
+)
+
+log = logging.getLogger("fencepost.http")
+
+_BETWEEN, _HEAD, _BODY = range(3)
+"""Where the parser stands: between requests, in a head, in a body."""
+
+_SLASH = 0x2F
+
+
+class Stopped(Exception):  # noqa: N818 - it only carries control out of the parser
+    """No further request is taken on this connection; the bytes of the next one are dropped."""
+
+
+class RequestReader:
+    """The reading half of one connection."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_body_bytes_before",
+        "_carried_bytes",
+        "_chunked",
+        "_fed_bytes",
+        "_front",
+        "_head_split",
+        "_headers",
+        "_host_seen",
+        "_incoming",
+        "_keep_alive",
+        "_method",
+        "_more",
+        "_parser",
+        "_path",
+        "_peer",
+        "_phase",
+        "_query",
+        "_repeated",
+        "_repeats",
+        "_settings",
+        "_since_seconds",
+        "_take",
+        "_target",
+        "_version",
+        "body_bytes_left",
+        "continue_owed",
+    )
+
+    def __init__(self, front: Front, peer: str, take: Callable[[Request, bool, str], None]) -> None:
+        self._front = front
+        self._settings = front.settings
+        self._peer = peer
+        self._take = take
+        self._phase = _BETWEEN
+        self._since_seconds = front.now_seconds
+        self._fed_bytes = 0
+        self._carried_bytes = 0
+        self._head_split = False
+        # The request that is being read.
+        self._method = ""
+        self._version = "1.1"
+        self._keep_alive = True
+        self._target = self._path = self._query = b""
+        self._incoming: dict[bytes, bytes] = {}
+        self._repeats: list[tuple[bytes, bytes]] = []
+        self._headers: dict[bytes, bytes] = {}
+        self._repeated = NO_NAMES
+        self._host_seen: bytes | None = None
+        self._chunked = False
+        self.continue_owed = False
+        self._body = b""
+        self._more: bytearray | None = None
+        self._body_bytes = 0
+        self._body_bytes_before = 0
+        self.body_bytes_left = 0
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+
+    @property
+    def between_requests(self) -> bool:
+        """Whether the last byte fed was the last of a request, or nothing was fed yet."""
+        return self._phase == _BETWEEN
+
+    @property
+    def answers_head(self) -> bool:
+        """Whether the request that is being read is a HEAD, whose answer has no body."""
+        return self._phase == _BODY and self._method == "HEAD"
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Read on. Raises `Refusal` or `Stopped`, and must not be called again after either."""
+        phase = self._phase
+        body_bytes = self._body_bytes
+        self._fed_bytes = len(data)
+        parser = self._parser
+        assert parser is not None
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise self._why_stopped(error) from None
+        self._head_split = self._phase == _HEAD
+        if self._phase != _BETWEEN and phase != _BETWEEN:
+            self._carry(progressed=self._body_bytes != body_bytes)
+
+    def _carry(self, *, progressed: bool) -> None:
+        # Bytes that moved neither a request nor its body on belong to an unfinished header, trailer
+        # or chunk extension, which llhttp and httptools keep for as long as it lasts.
+        self._carried_bytes = 0 if progressed else self._carried_bytes + self._fed_bytes
+        if self._carried_bytes > self._settings.header_bytes_max + self._settings.target_bytes_max:
+            raise self._header_too_large()
+
+    def _why_stopped(self, error: httptools.HttpParserError) -> Exception:
+        cause = error.__context__
+        if isinstance(cause, Refusal | Stopped):
+            return cause
+        if isinstance(error, httptools.HttpParserCallbackError):
+            log.error("the front end failed on a request", exc_info=cause)
+            return Refusal(500, "internal_error", "the server failed on this request")
+        if not self._keep_alive and self._phase == _BETWEEN:
+            return Stopped()  # bytes after a request that said it was the last
+        if isinstance(error, httptools.HttpParserInvalidMethodError):
+            return Refusal(400, "method_unknown", "the method is not known here")
+        return bad_request(f"the request is malformed: {error}")
+
+    # What llhttp calls, in this order.
+
+    def on_message_begin(self) -> None:
+        if self._front.draining:
+            raise Stopped
+        self._phase = _HEAD
+        self._since_seconds = self._front.now_seconds
+
+    def on_url(self, part: bytes) -> None:
+        target = self._target + part if self._target else part
+        if len(target) > self._settings.target_bytes_max:
+            raise Refusal(414, "target_too_long", "the request target is too long")
+        self._target = target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        headers = self._incoming
+        if name in headers:
+            self._repeats.append((name, value))
+        else:
+            headers[name] = value.strip()  # llhttp takes the white space off in front only
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        assert parser is not None
+        settings = self._settings
+        # Trailers arrive through `on_header` too. They are dropped: nothing here reads them, and
+        # a trailer must not be able to change what the head said.
+        headers, self._incoming = self._incoming, {}
+        target, self._target = self._target, b""
+        repeated = NO_NAMES
+        count = len(headers)
+        if self._repeats:
+            count += len(self._repeats)
+            repeated = frozenset(name for name, _ in self._repeats)
+        name = parser.get_method()
+        method = METHODS.get(name)
+        if method is None:
+            raise Refusal(400, "method_unknown", f"{name.decode()} is not known here")
+        self._method = method
+        self._phase = _BODY
+        self._keep_alive = keep_alive = parser.should_keep_alive()
+        # Only HTTP/1.1 keeps a connection without being asked to, and asking for the version by
+        # name is one of the dearer calls here.
+        version = "1.1"
+        if not keep_alive or b"connection" in headers:
+            version = parser.get_http_version()
+        self._version = version
+        if version != "1.1" and version != "1.0":
+            raise Refusal(505, "version_not_supported", "this server speaks HTTP/1.1 and HTTP/1.0")
+        # What was fed bounds the size of a head that came in one piece: few need counting.
+        if count > settings.header_count_max or (
+            (self._head_split or self._fed_bytes > settings.header_bytes_max)
+            and header_bytes([*headers.items(), *self._repeats]) > settings.header_bytes_max
+        ):
+            raise self._header_too_large()
+        if repeated:
+            self._repeats = []
+        host = headers.get(b"host")
+        if host is None or host != self._host_seen or repeated:
+            if version == "1.1" or host is not None:
+                check_host(host, repeated)
+            self._host_seen = host
+        if target[0] == _SLASH and b"#" not in target:
+            self._path, _, self._query = target.partition(b"?")
+        else:
+            self._path, self._query = split_target(target, headers, method)
+        self._headers = headers
+        self._repeated = repeated
+        if b"upgrade" in headers and parser.should_upgrade():
+            raise Refusal(400, "upgrade_refused", "this server does not change protocols")
+        self._begin_body(headers)
+
+    def _begin_body(self, headers: dict[bytes, bytes]) -> None:
+        self._body = b""
+        self._body_bytes = self._body_bytes_before = self.body_bytes_left = 0
+        self._carried_bytes = 0
+        self._chunked = self.continue_owed = False
+        if b"transfer-encoding" in headers:
+            check_coding(headers, self._repeated, self._version)
+            self._chunked = True
+        elif b"content-length" in headers:
+            # llhttp has checked that this is one run of digits that fits 64 bits.
+            self.body_bytes_left = int(headers[b"content-length"])
+            if self.body_bytes_left > self._settings.body_bytes_max:
+                raise self._body_too_large()
+        if b"expect" in headers:
+            if headers[b"expect"].lower() != b"100-continue":
+                raise Refusal(417, "expectation_failed", "the only expectation is 100-continue")
+            self.continue_owed = self._version == "1.1" and (
+                self._chunked or self.body_bytes_left > 0
+            )
+
+    def on_body(self, part: bytes) -> None:
+        size = len(part)
+        self._body_bytes += size
+        if self._chunked:
+            if self._body_bytes > self._settings.body_bytes_max:
+                raise self._body_too_large()
+        else:
+            self.body_bytes_left -= size
+        if self._body_bytes == size:
+            self._body = part
+        elif self._more is None:
+            self._more = bytearray(self._body + part)
+        else:
+            self._more += part
+
+    def on_message_complete(self) -> None:
+        self._phase = _BETWEEN
+        body, self._body = self._body, b""
+        if self._more is not None:
+            body = bytes(self._more)
+            self._more = None
+        if self._chunked:
+            self._incoming = {}
+            self._repeats = []
+            self._carried_bytes = 0
+        self._take(
+            Request(
+                self._method,
+                self._path,
+                self._query,
+                self._headers,
+                body,
+                repeated=self._repeated,
+                peer=self._peer,
+            ),
+            self._keep_alive,
+            self._version,
+        )
+
+    # Time.
+
+    def rest(self, *, now_seconds: float) -> None:
+        """Count from now: so far it was the server that kept the client waiting."""
+        self._since_seconds = now_seconds
+        self._body_bytes_before = self._body_bytes
+
+    def wants_continue(self) -> bool:
+        """Whether a 100 is of use; it is not once the body has begun. Asking settles the debt."""
+        self.continue_owed = False
+        return self._phase == _BODY and self._body_bytes == 0
+
+    def overdue(self, now_seconds: float) -> Refusal | None:
+        """Why a request that has begun is no longer waited for, if that is so."""
+        settings = self._settings
+        waited_seconds = now_seconds - self._since_seconds
+        if self._phase == _HEAD and waited_seconds > settings.header_timeout_seconds:
+            return Refusal(408, "request_timeout", "the headers took too long")
+        if self._phase == _BODY and not self.continue_owed:
+            received = self._body_bytes - self._body_bytes_before
+            earned_seconds = received / settings.body_bytes_per_second_min
+            if waited_seconds > settings.body_grace_seconds + earned_seconds:
+                return Refusal(408, "request_timeout", "the body came too slowly")
+        return None
+
+    def close(self) -> None:
+        """Let go of the parser: it and this object hold each other, and would wait for the
+        garbage collector."""
+        self._phase = _BETWEEN
+        self._more = None
+        self._body = b""
+        self.continue_owed = False
+        self._parser = None
+
+    def _header_too_large(self) -> Refusal:
+        return Refusal(431, "header_too_large", "the headers of the request are too large")
+
+    def _body_too_large(self) -> Refusal:
+        limit = self._settings.body_bytes_max
+        return Refusal(413, "body_too_large", f"a request body may have up to {limit} bytes")

@@ -1,0 +1,1 @@
+"""Spark jobs over everything a server holds: tables, audits, sweeps, lag."""

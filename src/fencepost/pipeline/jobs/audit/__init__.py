@@ -1,0 +1,1 @@
+"""The audit of the log and of the lists of a server, as Spark jobs."""

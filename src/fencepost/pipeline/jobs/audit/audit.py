@@ -1,0 +1,223 @@
+"""The audit: does the log hold what the server promises, and do its lists agree with it?
+
+Every rule is a Spark job over the facts of the log; what the server lists is read by the driver.
+The server may go on writing meanwhile: the lists are taken between two looks at the head, and only
+what must be so at some moment between the two is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from fencepost.client.sync import Client
+from fencepost.pipeline.connection import connection_of
+from fencepost.pipeline.errors import OptionError
+from fencepost.pipeline.jobs.audit import lists as lists
+from fencepost.pipeline.jobs.audit import rules as rules
+from fencepost.pipeline.jobs.audit.log import Span, facts
+from fencepost.pipeline.jobs.audit.reports import Count, DayCount, Defect, Report, day_name
+from fencepost.pipeline.options import Options
+from fencepost.pipeline.selection import Selection
+
+SAMPLES_MAX = 20
+LARGEST_MAX = 100
+EVERYTHING = "**"
+
+Tell = Callable[[str], None]
+"""Called with what the audit is doing."""
+
+
+class Listed(NamedTuple):
+    """What the server lists, and the head of the log before and after the lists were read."""
+
+    settled: int
+    until: int
+    streams: list[tuple[str, int, str, bool, bool]]
+    producers: list[tuple[str, str, int, int]]
+    keys: list[tuple[str, int, str, str, int]]
+
+
+def audit(
+    spark: SparkSession,
+    *,
+    stream: str | Sequence[str] | None = None,
+    match: str | None = None,
+    after: int = -1,
+    until: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    samples_max: int = SAMPLES_MAX,
+    forgetting: bool = False,
+    once: str | None = None,
+    tell: Tell | None = None,
+) -> Report:
+    """Check the log, and the lists against it, and report every kind of defect that there is.
+
+    Args:
+        stream: The stream or streams to check, by path; or `match`, a pattern. Else everything.
+        after: Check what lies above this position; beginnings and lists are then left out.
+        until: Check up to this position instead of the head; lists are then left out.
+        options: How to reach the server, as for `.format("fencepost")`: url, token and the like.
+        samples_max: How many examples of each kind to report.
+        forgetting: The server has a `producer_retention_s`: producers that are not listed are no
+            defect.
+        once: What makes a JSON message that very one, as a path in it (`id`, `order.id`, `$` for
+            all of it): no two of a stream may have the same.
+        tell: Called with each step.
+    """
+    selection = _selection(stream, match)
+    connection = connection_of(Options({key: str(one) for key, one in (options or {}).items()}))
+    say = tell or (lambda _step: None)
+    whole = after < 0 and until is None
+    with connection.client() as client:
+        say("reading the lists")
+        listed = _listed(client, selection) if whole else None
+        end = listed.until if listed is not None else client.log_head()
+        end = end if until is None else min(until, end)
+    say("reading the log")
+    found, span = facts(spark, connection, selection, after, end, _path(once))
+    known = rules.numbered(found).persist()
+    try:
+        messages = rules.messages_of(known).count()
+        say("checking")
+        defects = all_defects(known, span, listed, forgetting=forgetting, once=once is not None)
+        defects = defects.persist()
+        try:
+            counted, samples = _summary(defects, samples_max)
+        finally:
+            defects.unpersist()
+        say("counting")
+        days, largest, by_stream_and_day, streams = _counts(known)
+    finally:
+        known.unpersist()
+    return Report(
+        selection=str(selection),
+        after=after,
+        until=end,
+        messages=messages,
+        streams=streams if listed is None else max(streams, len(listed.streams)),
+        producers=0 if listed is None else len(listed.producers),
+        keys=0 if listed is None else len(listed.keys),
+        pruned=None if span.pruned < 0 else span.pruned,
+        lists_compared=whole,
+        defects=counted,
+        samples=samples,
+        days=days,
+        largest=largest,
+        by_stream_and_day=by_stream_and_day,
+    )
+
+
+def all_defects(
+    known: DataFrame,
+    span: Span,
+    listed: Listed | None,
+    *,
+    forgetting: bool = False,
+    once: bool = False,
+) -> DataFrame:
+    """Every defect of numbered facts, those against the lists included if there are any."""
+    spark = known.sparkSession
+    cut = _cut(known, span)
+    batches = rules.batches_of(known)
+    found = [rules.sequences(known), rules.producers(batches, cut)]
+    if once:
+        found.append(rules.repetitions(known))
+    if listed is not None:
+        streams = spark.createDataFrame(listed.streams, lists.STREAM_LIST)
+        producers = spark.createDataFrame(listed.producers, lists.PRODUCER_LIST)
+        keys = spark.createDataFrame(listed.keys, lists.KEY_LIST)
+        found += [
+            lists.streams(known, streams, cut, listed.settled),
+            lists.producers(known, batches, producers, cut, listed.settled, forgetting=forgetting),
+            lists.keys(known, keys, span.pruned),
+        ]
+    return rules.union_of(found)
+
+
+def _cut(known: DataFrame, span: Span) -> DataFrame:
+    """The streams of which some messages are not in the range, with right."""
+    if span.after >= 0:
+        return known.select("stream")
+    if span.pruned < 0:
+        return known.sparkSession.createDataFrame([], "stream string")
+    return known.where(F.col("marker").isin("truncated", *rules.ENDS)).select("stream")
+
+
+def _summary(defects: DataFrame, samples_max: int) -> tuple[dict[str, int], list[Defect]]:
+    counted = {
+        row.kind: row.found
+        for row in defects.groupBy("kind").agg(F.count("*").alias("found")).collect()
+    }
+    rank = F.row_number().over(Window.partitionBy("kind").orderBy("position", "stream"))
+    shown = defects.withColumn("rank", rank).where(F.col("rank") <= samples_max)
+    samples = [
+        Defect(row.kind, row.stream, row.position, row.detail)
+        for row in shown.orderBy("kind", "rank").collect()
+    ]
+    return dict(sorted(counted.items())), samples
+
+
+def _counts(known: DataFrame) -> tuple[list[Count], list[Count], list[DayCount], int]:
+    """Totals by day, the largest streams, their days, and how many streams there are."""
+    counts = rules.counts(known).persist()
+    total = F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
+    try:
+        days = [
+            Count(day_name(row.day), row.messages, row.bytes)
+            for row in counts.groupBy("day").agg(*total).orderBy("day").collect()
+        ]
+        streams = counts.groupBy("stream").agg(*total)
+        largest = [
+            Count(row.stream, row.messages, row.bytes)
+            for row in streams.orderBy(F.desc("messages"), "stream").limit(LARGEST_MAX).collect()
+        ]
+        of_largest = counts.where(F.col("stream").isin([one.name for one in largest]))
+        by_stream_and_day = [
+            DayCount(row.stream, day_name(row.day), row.messages, row.bytes)
+            for row in of_largest.orderBy("stream", "day").collect()
+        ]
+        return days, largest, by_stream_and_day, counts.select("stream").distinct().count()
+    finally:
+        counts.unpersist()
+
+
+def _listed(client: Client, selection: Selection) -> Listed:
+    settled = client.log_head()
+    streams = [
+        (one.path, one.version, one.tail, one.closed, one.forked_from is not None)
+        for pattern in _patterns(selection)
+        for one in client.streams(match=pattern)
+    ]
+    producers = [
+        (one.stream, one.id, one.epoch, one.seq)
+        for pattern in _patterns(selection)
+        for one in client.producers(stream=pattern)
+    ]
+    keys = [
+        (one.stream, one.incarnation, one.key, one.offset, one.position)
+        for one in client.keys()  # noqa: SIM118  (a list of the server, not a dict's)
+        if one.stream is not None and selection.takes(one.stream)
+    ]
+    return Listed(settled, client.log_head(), streams, producers, keys)
+
+
+def _patterns(selection: Selection) -> list[str]:
+    """A path is a pattern for itself."""
+    return list(selection.streams) if selection.match is None else [selection.match]
+
+
+def _path(once: str | None) -> str | None:
+    """A path as Spark wants it."""
+    return once if once is None or once.startswith("$") else f"$.{once}"
+
+
+def _selection(stream: str | Sequence[str] | None, match: str | None) -> Selection:
+    if stream is not None and match is not None:
+        raise OptionError("say which streams to audit by stream or by match, not both")
+    if stream is None:
+        return Selection(match=match or EVERYTHING)
+    return Selection((stream,) if isinstance(stream, str) else tuple(stream))

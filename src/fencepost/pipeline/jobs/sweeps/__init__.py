@@ -1,0 +1,1 @@
+"""Sweeps over very many streams: reclaiming claims, retention."""

@@ -1,0 +1,1 @@
+"""Tables of streams, kept as Delta or Parquet by Spark."""

@@ -1,0 +1,281 @@
+"""Bringing tables forward by one piece of the log: what is read, written and committed.
+
+`Applying` is what `tables.follow` and `tables.backfill` share. It is given a piece as a DataFrame
+with the source's columns and a mark that says how far it goes. Rows at or below the position that a
+table has already are passed over, so that a piece may be applied again, whole or in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType, StructField, StructType
+
+from fencepost.pipeline.jobs.tables import state as state
+from fencepost.pipeline.jobs.tables.files import (
+    ROWS,
+    STREAMS,
+    Book,
+    Contents,
+    Mark,
+    TableChange,
+    TableError,
+)
+from fencepost.pipeline.jobs.tables.manifests import ManifestBook
+from fencepost.pipeline.jobs.tables.parquet import (
+    read_files,
+    struct_of,
+    write_bucketed,
+    write_plain,
+)
+
+Kind = Literal["state", "rows"]
+Format = Literal["parquet", "delta"]
+PLACE = ("stream", "offset", "version", "position", "timestamp")
+WRITER = ("producer_id", "producer_epoch", "producer_seq")
+
+
+class Layout(NamedTuple):
+    """What the tables of a folder are."""
+
+    kind: Kind
+    format: Format
+    schemas: Mapping[str, StructType | None] | None
+    """By type, which tables there are; None for one of every type that comes, as JSON text. Of a
+    table of rows: the schema of its values under its own name."""
+    buckets: int
+
+    def schema_of(self, name: str) -> StructType | None:
+        return None if self.schemas is None else self.schemas[name]
+
+
+class Applied(NamedTuple):
+    """What a piece was."""
+
+    position: int
+    rows: int
+    invalid: int
+
+
+class Applying:
+    """One writer of the tables in one folder."""
+
+    def __init__(self, root: Path, layout: Layout) -> None:
+        self._root = root
+        self._layout = layout
+
+    def book(self, query: str | None = None) -> Book:
+        return book_of(self._root, self._layout.format, query)
+
+    def apply(self, piece: DataFrame, mark: Mark | None, query: tuple[str, int] | None) -> Applied:
+        """Bring the tables forward by a piece; without a mark, to its newest row."""
+        book = self.book(None if query is None else query[0])
+        before = book.load()
+        if query is not None and before.query == query[0] and (before.batch or 0) >= query[1]:
+            return Applied(before.position, 0, 0)
+        fresh = piece.where(F.col("position") > before.position)
+        if self._layout.kind == "rows":
+            return self._rows(book, before, fresh, mark, query)
+        return self._state(book, before, fresh, mark, query)
+
+    # Rows
+
+    def _rows(
+        self,
+        book: Book,
+        before: Contents,
+        fresh: DataFrame,
+        mark: Mark | None,
+        query: tuple[str, int] | None,
+    ) -> Applied:
+        wide = widened(fresh, self._layout.schema_of(ROWS))
+        files = write_plain(wide, book.place(ROWS), book.root_of(ROWS))
+        count = sum(file.rows for file in files)
+        if not count:
+            return Applied(before.position, 0, 0)
+        if mark is None:
+            spark = fresh.sparkSession
+            written = read_files(spark, wide.schema, book.root_of(ROWS), files)
+            mark = _mark(_newest(written), query)
+        change = TableChange(schema=wide.schema.json(), add=files)
+        book.commit(before, {ROWS: change}, mark)
+        return Applied(mark.position, count, 0)
+
+    # State
+
+    def _state(
+        self,
+        book: Book,
+        before: Contents,
+        fresh: DataFrame,
+        mark: Mark | None,
+        query: tuple[str, int] | None,
+    ) -> Applied:
+        spark, buckets = fresh.sparkSession, self._layout.buckets
+        messages = (
+            state.parsed(fresh)
+            .withColumn("_key", state.bucket_of(buckets, "stream", "key"))
+            .withColumn("_stream", state.bucket_of(buckets, "stream"))
+            .persist()
+        )
+        try:
+            found = _summary(messages)
+            if not found.rows:
+                return Applied(before.position, 0, 0)
+            mark = mark or _mark(found.position, query)
+            known = self._read(spark, book, before, STREAMS, found.streams)
+            bounds = state.stream_bounds(messages, known).persist()
+            try:
+                changes = self._changes(book, before, messages, bounds, found)
+                changes[STREAMS] = self._bounds(book, before, known, bounds, found)
+            finally:
+                bounds.unpersist()
+            book.commit(before, changes, mark)
+        finally:
+            messages.unpersist()
+        return Applied(mark.position, found.rows, found.invalid)
+
+    def _changes(
+        self,
+        book: Book,
+        before: Contents,
+        messages: DataFrame,
+        bounds: DataFrame,
+        found: _Summary,
+    ) -> dict[str, TableChange]:
+        """What the piece does to the table of each type that it concerns."""
+        cleared = bool(bounds.where("cleared").limit(1).count())
+        wanted = set(found.types) if self._layout.schemas is None else set(self._layout.schemas)
+        names = wanted & set(found.types)
+        if cleared:
+            names |= wanted | (before.tables.keys() - {STREAMS})
+        return {
+            name: self._changed(
+                book, before, name, messages, bounds, found.types.get(name), cleared
+            )
+            for name in sorted(names)
+            if cleared or name in found.types
+        }
+
+    def _changed(
+        self,
+        book: Book,
+        before: Contents,
+        name: str,
+        messages: DataFrame,
+        bounds: DataFrame,
+        touched: frozenset[int] | None,
+        cleared: bool,
+    ) -> TableChange:
+        schema = self._layout.schema_of(name)
+        columns = state.columns_of(schema)
+        old = [
+            file
+            for file in before.files_of(name)
+            if cleared or (touched is not None and file.bucket in touched)
+        ]
+        rows = read_files(messages.sparkSession, columns, book.root_of(name), old)
+        said = messages.where((F.col("kind") == "change") & (F.col("type") == name))
+        # A table may be ahead of the others after a crash, where each has a commit of its own.
+        said = said.where(F.col("position") > before.position_of(name))
+        merged = state.merged(rows, state.typed(said, schema), bounds)
+        bucket = state.bucket_of(self._layout.buckets, "stream", "key")
+        held = self._layout.buckets if cleared else len(touched or ())
+        files = write_bucketed(merged, bucket, held, book.place(name), book.root_of(name))
+        return TableChange(schema=columns.json(), add=files, remove=tuple(old))
+
+    def _bounds(
+        self, book: Book, before: Contents, known: DataFrame, bounds: DataFrame, found: _Summary
+    ) -> TableChange:
+        old = [file for file in before.files_of(STREAMS) if file.bucket in found.streams]
+        bucket = state.bucket_of(self._layout.buckets, "stream")
+        merged = state.merged_bounds(known, bounds)
+        place, root = book.place(STREAMS), book.root_of(STREAMS)
+        files = write_bucketed(merged, bucket, len(found.streams), place, root)
+        return TableChange(schema=known.schema.json(), add=files, remove=tuple(old))
+
+    def _read(
+        self,
+        spark: SparkSession,
+        book: Book,
+        before: Contents,
+        name: str,
+        touched: frozenset[int],
+    ) -> DataFrame:
+        files = [file for file in before.files_of(name) if file.bucket in touched]
+        return read_files(spark, struct_of(state.BOUNDS), book.root_of(name), files)
+
+
+class _Summary(NamedTuple):
+    rows: int
+    position: int
+    invalid: int
+    types: dict[str, frozenset[int]]
+    """Which buckets the changes of each type are in."""
+    streams: frozenset[int]
+
+
+def _summary(messages: DataFrame) -> _Summary:
+    """What the driver has to know of a piece, in one pass over it."""
+    found = (
+        messages.groupBy("kind", "type")
+        .agg(
+            F.count("*").alias("rows"),
+            F.max("position").alias("position"),
+            F.collect_set("_key").alias("keys"),
+            F.collect_set("_stream").alias("streams"),
+        )
+        .collect()
+    )
+    return _Summary(
+        rows=sum(one.rows for one in found),
+        position=max((one.position for one in found), default=-1),
+        invalid=sum(one.rows for one in found if one.kind == "invalid"),
+        types={one.type: frozenset(one.keys) for one in found if one.kind == "change"},
+        streams=frozenset(bucket for one in found for bucket in one.streams),
+    )
+
+
+def widened(messages: DataFrame, schema: StructType | None) -> DataFrame:
+    """The messages of any streams as rows: as they are, or with the columns of their values."""
+    if schema is None:
+        return messages
+    taken = sorted(set(schema.names) & {*PLACE, *WRITER, state.CORRUPT})
+    if taken:
+        raise TableError(
+            f"the schema has columns that the table has itself: {', '.join(taken)}."
+            " Leave them out, or leave the schema out and take the values as they are"
+        )
+    whole = StructType([*schema.fields, StructField(state.CORRUPT, StringType())])
+    text = F.col("value").cast("string")
+    read = F.from_json(text, whole, {"columnNameOfCorruptRecord": state.CORRUPT})
+    values = [F.col("_read").getField(name).alias(name) for name in whole.names[:-1]]
+    corrupt = F.when(F.col("_read").isNull(), text).otherwise(
+        F.col("_read").getField(state.CORRUPT)
+    )
+    named = messages.withColumn("_read", read)
+    return named.select(*PLACE, *WRITER, *values, corrupt.alias(state.CORRUPT))
+
+
+def book_of(root: Path, format: Format, query: str | None = None) -> Book:
+    """Where the tables of a folder are written down."""
+    if format == "parquet":
+        return ManifestBook(root)
+    from fencepost.pipeline.jobs.tables.delta import DeltaBook
+
+    return DeltaBook(root, query)
+
+
+def _newest(rows: DataFrame) -> int:
+    found = rows.agg(F.max("position")).first()
+    assert found is not None
+    position: int = found[0]
+    return position
+
+
+def _mark(position: int, query: tuple[str, int] | None) -> Mark:
+    return Mark(position) if query is None else Mark(position, *query)

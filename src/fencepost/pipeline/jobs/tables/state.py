@@ -1,0 +1,179 @@
+"""Current-state tables: the rules of `tables_folding` as functions from DataFrames to DataFrames.
+
+A piece of the log goes through three steps. `parsed` reads each message as the client would.
+`stream_bounds` brings the bounds of every stream in the piece forward. `merged` puts the changes of
+one type over the rows that its table has, and leaves out what the bounds exclude. None of them
+looks at how the piece was cut, so that many small pieces and one large one give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
+from pyspark.sql.types import StringType, StructField, StructType
+
+from fencepost.pipeline.jobs.tables.files import TableError
+from fencepost.pipeline.jobs.tables.folding import Event, StreamState, advance, parse
+from fencepost.pipeline.jobs.tables.parquet import struct_of
+
+CORRUPT = "_corrupt"
+"""The text of a value that does not fit the schema of its table."""
+VALUE = "value"
+OWN_FIRST = ("stream", "key")
+OWN_LAST = ("version", "position", "offset")
+
+_PARSED = (
+    "stream string, offset string, version long, position long, kind string, type string,"
+    " key string, operation string, value string, control string, target string"
+)
+_PARSED_ARROW = pa.schema(
+    [
+        *(("stream", pa.string()), ("offset", pa.string())),
+        *(("version", pa.int64()), ("position", pa.int64())),
+        *((name, pa.string()) for name in ("kind", "type", "key", "operation")),
+        *((name, pa.string()) for name in ("value", "control", "target")),
+    ]
+)
+BOUNDS = "stream string, since long, offset string, floor string, snapshot string"
+_BOUNDS_ARROW = pa.schema(
+    [
+        *(("stream", pa.string()), ("since", pa.int64()), ("offset", pa.string())),
+        *(("floor", pa.string()), ("snapshot", pa.string()), ("cleared", pa.bool_())),
+    ]
+)
+
+
+def parsed(messages: DataFrame) -> DataFrame:
+    """Every message as what it says: a change, a control, or `invalid`."""
+    needed = messages.select("stream", "offset", "version", "position", "value")
+    return needed.mapInArrow(_parse_batches, _PARSED)
+
+
+def _parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        kept = [batch.column(name) for name in ("stream", "offset", "version", "position")]
+        said = [parse(value or b"") for value in batch.column("value").to_pylist()]
+        columns = zip(*said, strict=True) if said else ((),) * 7
+        texts = [pa.array(column, pa.string()) for column in columns]
+        yield pa.RecordBatch.from_arrays(_as_declared([*kept, *texts]), schema=_PARSED_ARROW)
+
+
+def _as_declared(columns: list[pa.Array]) -> list[pa.Array]:
+    return [column.cast(field.type) for column, field in zip(columns, _PARSED_ARROW, strict=True)]
+
+
+def stream_bounds(messages: DataFrame, known: DataFrame) -> DataFrame:
+    """The bounds of every stream in a parsed piece after it; `cleared` where they have risen."""
+    order = Window.partitionBy("stream").orderBy("position")
+    before = F.lag("offset").over(order)
+    told = messages.select("stream", "position", "offset", "control", "target").withColumn(
+        "before", before
+    )
+    first, again = F.col("before").isNull(), F.col("offset") <= F.col("before")
+    moves = first | again | F.col("control").isNotNull()
+    event = F.struct("position", "offset", "control", "target")
+    pieces = told.groupBy("stream").agg(
+        F.sort_array(F.collect_list(F.when(moves, event))).alias("events"),
+        F.max_by("offset", "position").alias("newest"),
+    )
+    joined = pieces.join(known.withColumnRenamed("offset", "reached"), "stream", "left")
+    return joined.mapInArrow(_advance_batches, f"{BOUNDS}, cleared boolean")
+
+
+def _advance_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [_advanced(row) for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_pylist(rows, schema=_BOUNDS_ARROW)
+
+
+def _advanced(row: dict[str, object]) -> dict[str, object]:
+    known = StreamState()
+    if row["since"] is not None:
+        known = StreamState(
+            _number(row["since"]),
+            str(row["reached"]),
+            str(row["floor"]),
+            None if row["snapshot"] is None else str(row["snapshot"]),
+        )
+    found = row["events"]
+    assert isinstance(found, list)
+    events = [Event(one["position"], one["offset"], one["control"], one["target"]) for one in found]
+    now = advance(known, events, str(row["newest"]))
+    # A stream that was not known has no rows yet that anything could take away.
+    risen = row["since"] is not None and (now.since, now.floor) != (known.since, known.floor)
+    return {"stream": row["stream"], **now._asdict(), "cleared": risen}
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def columns_of(schema: StructType | None) -> StructType:
+    """The columns of a table of a type, given those of its values, if they are known."""
+    own = struct_of("stream string, key string, version long, position long, offset string")
+    if schema is None:
+        values = [StructField(VALUE, StringType())]
+    else:
+        values = [*schema.fields, StructField(CORRUPT, StringType())]
+        taken = sorted(set(schema.names) & {*own.names, CORRUPT})
+        if taken:
+            raise TableError(
+                f"the schema has columns that the table has itself: {', '.join(taken)}."
+                " Leave them out, or leave the schema out and take the values as JSON text"
+            )
+    fields = {field.name: field for field in own}
+    return StructType(
+        [
+            *(fields[name] for name in OWN_FIRST),
+            *(StructField(field.name, field.dataType) for field in values),
+            *(fields[name] for name in OWN_LAST),
+        ]
+    )
+
+
+def typed(changes: DataFrame, schema: StructType | None) -> DataFrame:
+    """The changes of one type with the columns of its table, and `operation`."""
+    if schema is None:
+        values = [F.col(VALUE)]
+    else:
+        whole = StructType([*schema.fields, StructField(CORRUPT, StringType())])
+        read = F.from_json(VALUE, whole, {"columnNameOfCorruptRecord": CORRUPT})
+        changes = changes.withColumn("_read", read)
+        values = [F.col("_read").getField(name).alias(name) for name in schema.names]
+        unread = F.col(VALUE).isNotNull() & F.col("_read").isNull()
+        corrupt = F.when(unread, F.col(VALUE)).otherwise(F.col("_read").getField(CORRUPT))
+        values.append(corrupt.alias(CORRUPT))
+    own = [F.col(name) for name in (*OWN_LAST, "operation")]
+    return changes.select(*OWN_FIRST, *values, *own)
+
+
+def merged(rows: DataFrame, changes: DataFrame, bounds: DataFrame) -> DataFrame:
+    """The rows of a table with typed changes over them, without what is deleted or cleared."""
+    names = rows.columns
+    both = rows.withColumn("operation", F.lit("upsert")).unionByName(changes)
+    newest = both.groupBy("stream", "key").agg(
+        F.max_by(F.struct(*names, "operation"), "position").alias("newest")
+    )
+    left = newest.select("newest.*").where("operation != 'delete'")
+    limits = bounds.select("stream", F.col("since").alias("_since"), F.col("floor").alias("_floor"))
+    kept = F.col("_since").isNull() | (
+        (F.col("position") >= F.col("_since")) & (F.col("offset") >= F.col("_floor"))
+    )
+    return left.join(limits, "stream", "left").where(kept).select(*names)
+
+
+def merged_bounds(known: DataFrame, risen: DataFrame) -> DataFrame:
+    """The bounds of all streams, those of a piece in place of what was known of them."""
+    names = known.columns
+    return known.join(risen.select("stream"), "stream", "left_anti").unionByName(
+        risen.select(*names)
+    )
+
+
+def bucket_of(buckets: int, *names: str) -> Column:
+    """The bucket of a key: the same in every run, because files are named by it."""
+    return F.pmod(F.hash(*names), F.lit(buckets))

@@ -1,0 +1,1 @@
+"""The exactly-once Spark sink: staged uploads and one commit per batch."""

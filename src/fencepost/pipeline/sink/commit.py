@@ -1,0 +1,288 @@
+"""The driver's half of a write: one commit of what the winning tasks uploaded, once.
+
+The server decides by the writer's name, query, epoch and batch whether a commit is new, before it
+looks at parts. So here is only what surrounds that: the run's epoch, the order of parts, the
+bounds, and the words for each refusal.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from fencepost.client.errors import (
+    PartError,
+    ResponseError,
+    StreamNotFoundError,
+    TooLargeError,
+    WriterFencedError,
+    WriterNotFoundError,
+    WriterQueryChangedError,
+)
+from fencepost.client.operations import CommitAppend, WriterBatch
+from fencepost.client.results import Committed
+from fencepost.client.sync import Client
+from fencepost.pipeline.sink.digest import RowSum, digest_text, merged
+from fencepost.pipeline.sink.errors import (
+    CommitTooLargeError,
+    FencedRunError,
+    ForgottenWriterError,
+    MissingStreamError,
+    ReplayMismatchError,
+    SinkError,
+    SinkNameUsedError,
+    StagingExpiredError,
+)
+from fencepost.pipeline.sink.identity import Identity, new_checkpoint
+from fencepost.pipeline.sink.options import SinkOptions
+from fencepost.pipeline.sink.runs import RunFile, notes_folder, run_file
+from fencepost.pipeline.sink.upload import StagedPart, drop
+
+log = logging.getLogger("fencepost.pipeline.sink")
+
+COMMIT_STREAMS_MAX = 100_000
+"""Streams that one batch may write to: the appends of one commit."""
+COMMIT_PARTS_MAX = 100_000
+"""Parts of one batch: tasks times the streams each of them writes to."""
+COMMIT_BYTES_MAX = 64 << 30
+"""Payload bytes of one batch."""
+SMALLER = (
+    "set maxRowsPerTrigger (or maxBytesPerTrigger) of the source lower, so that batches shrink"
+)
+
+
+@dataclass(slots=True)
+class TaskWritten(WriterCommitMessage):
+    """What one task has to say to the driver."""
+
+    partition: int
+    identity: Identity | None
+    parts: list[StagedPart]
+    sums: dict[str, RowSum]
+    payload_bytes: int
+    published: bool
+    """The batch was known to be published when it was planned, so that nothing was uploaded."""
+
+
+def commit_written(
+    options: SinkOptions, messages: Sequence[TaskWritten], *, write: str, batch: int | None = None
+) -> None:
+    """Publish what the tasks wrote, or find that it was published before."""
+    ordered = sorted(messages, key=lambda message: message.partition)
+    sums = merged(message.sums for message in ordered)
+    appends = appends_of(options, [part for message in ordered for part in message.parts])
+    check_bounds(appends, sum(message.payload_bytes for message in ordered))
+    identity = ordered[0].identity if ordered else None
+    if any(message.identity != identity for message in ordered):
+        raise SinkError("the tasks of one write belong to different queries: report this")
+    if identity is not None and batch is not None and identity.batch != batch:
+        raise SinkError(f"tasks wrote batch {identity.batch} and Spark commits batch {batch}")
+    with options.connection.client() as client:
+        try:
+            if identity is None:
+                if appends:
+                    client.commit(appends)
+                return
+            new = _commit_as(
+                client,
+                options,
+                identity,
+                appends,
+                sums,
+                write=write,
+                published=any(message.published for message in ordered),
+            )
+            if not new:
+                abort_written(options, ordered)  # uploaded in vain
+        except ResponseError as error:
+            raise _explained(error, identity, appends) from error
+
+
+def abort_written(options: SinkOptions, messages: Sequence[TaskWritten | None]) -> None:
+    """Drop the uploads of a write that failed. What was published after all stays: see `drop`."""
+    drop(
+        options.connection,
+        [part for message in messages if message is not None for part in message.parts],
+    )
+
+
+def appends_of(options: SinkOptions, parts: Sequence[StagedPart]) -> list[CommitAppend]:
+    """One append for each stream, its parts in the order in which they are given."""
+    by_stream: dict[str, list[tuple[str, str] | tuple[str, str, int]]] = {}
+    for part in parts:
+        by_stream.setdefault(part.stream, []).append((part.txn, part.part, part.chunks))
+    return [
+        CommitAppend(
+            stream=stream,
+            content_type=options.content_type,
+            parts=found,
+            auto_create=options.auto_create,
+        )
+        for stream, found in by_stream.items()
+    ]
+
+
+def check_bounds(appends: Sequence[CommitAppend], payload_bytes: int) -> None:
+    """Refuse a batch that is more than one commit may hold."""
+    parts = sum(len(append.parts) for append in appends)
+    bounds = (
+        ("streams", len(appends), "COMMIT_STREAMS_MAX", COMMIT_STREAMS_MAX),
+        ("parts", parts, "COMMIT_PARTS_MAX", COMMIT_PARTS_MAX),
+        ("bytes", payload_bytes, "COMMIT_BYTES_MAX", COMMIT_BYTES_MAX),
+    )
+    for what, count, name, most in bounds:
+        if count > most:
+            raise CommitTooLargeError(
+                f"the batch has {count} {what}, and one commit takes {most} ({name}): {SMALLER}"
+            )
+
+
+def _commit_as(
+    client: Client,
+    options: SinkOptions,
+    identity: Identity,
+    appends: Sequence[CommitAppend],
+    sums: Mapping[str, RowSum],
+    *,
+    write: str,
+    published: bool,
+) -> bool:
+    """Whether the batch was published now, and not before."""
+    new = False
+    with run_file(notes_folder(), options.connection.url, identity) as file:
+        note = file.note
+        if note.batch == identity.batch and note.write != write:
+            raise SinkNameUsedError(
+                f"the sinkName {identity.name!r} was used before in batch {identity.batch}: two"
+                " writes of one foreachBatch need two names, or the second would be taken for a"
+                " repetition of the first"
+            )
+        if note.epoch is None:
+            _open(client, options, identity, file)
+        assert note.epoch is not None
+        batch = WriterBatch(
+            name=identity.name,
+            query=identity.query,
+            epoch=note.epoch,
+            batch=identity.batch,
+            digest=digest_text(sums),
+        )
+        done = (
+            _replay(client, options, batch, sums)
+            if published
+            else client.commit(appends, writer=batch)
+        )
+        new = not done.duplicate
+        if not new:
+            _report_replay(options, identity, done.match, file)
+        note.batch, note.write = identity.batch, write
+        file.save()
+    return new
+
+
+def _open(client: Client, options: SinkOptions, identity: Identity, file: RunFile) -> None:
+    """The first batch of a run takes the next epoch, which ends every run before it."""
+    opened = client.open_writer(identity.name, identity.query, allow_new=options.allow_new)
+    file.note.epoch = opened.epoch
+    file.save()
+    if opened.batch is not None and identity.batch < opened.batch:
+        log.warning(
+            "the checkpoint of query %s is behind: it goes on with batch %d, and sink %r has"
+            " published up to batch %d. Batches up to that one are taken as written; if the"
+            " checkpoint was restored and the batches are cut otherwise now, rows may be missing",
+            identity.query,
+            identity.batch,
+            identity.name,
+            opened.batch,
+        )
+
+
+def _replay(
+    client: Client, options: SinkOptions, batch: WriterBatch, sums: Mapping[str, RowSum]
+) -> Committed:
+    """Have the server compare, and count, a batch that it was known to have.
+
+    Nothing was uploaded, so nothing may be published even if the record changed since: the commit
+    names a part that nobody has, which the server looks for only if the batch is new to it.
+    """
+    nobodys = [
+        CommitAppend(
+            stream=stream,
+            content_type=options.content_type,
+            parts=[(f"replay-{secrets.token_hex(8)}", "none")],
+            auto_create=options.auto_create,
+        )
+        for stream in [stream for stream, one in sums.items() if one.rows][:1]
+    ]
+    try:
+        return client.commit(nobodys, writer=batch)
+    except (PartError, StreamNotFoundError):
+        raise ForgottenWriterError(
+            f"the record of sink {batch.name!r} changed while batch {batch.batch} was on:"
+            " start the query again, and the batch is written"
+        ) from None
+
+
+def _report_replay(
+    options: SinkOptions, identity: Identity, match: bool | None, file: RunFile
+) -> None:
+    if match is None or match:
+        log.info("batch %d of sink %r was published before", identity.batch, identity.name)
+        return
+    file.note.mismatches += 1
+    file.save()
+    what = (
+        f"batch {identity.batch} of sink {identity.name!r} came again with other rows than those"
+        f" that were published (mismatch {file.note.mismatches} of this run). The published ones"
+        " stay. A query whose batches are not the same when they are repeated loses the"
+        " difference: look for rand(), now(), or a changed transformation"
+    )
+    if options.fail_on_mismatch:
+        raise ReplayMismatchError(what)
+    log.warning(what)
+
+
+def _explained(
+    error: ResponseError,
+    identity: Identity | None,
+    appends: Sequence[CommitAppend],
+) -> Exception:
+    """A refusal of the server in the words of somebody who runs a query."""
+    # A replay was sent without the batch's own appends.
+    stream = None if error.item is None or not appends else appends[error.item].stream
+    match error:
+        case WriterQueryChangedError() if identity is not None:
+            return new_checkpoint(identity, error.query, error.batch)
+        case WriterFencedError() if identity is not None:
+            return _fenced(identity, error.epoch)
+        case WriterNotFoundError() if identity is not None:
+            return ForgottenWriterError(
+                f"the record of sink {identity.name!r} was removed while the query ran: nothing of"
+                " this batch was written; start the query again"
+            )
+        case PartError() if error.code in ("part_missing", "part_incomplete"):
+            return StagingExpiredError(
+                "what the tasks uploaded is no longer there: the server keeps uploads for"
+                " staging_ttl_s seconds, and the driver came later. Nothing of this batch was"
+                f" written; start the query again, and {SMALLER}, or raise staging_ttl_s"
+            )
+        case TooLargeError() if error.code != "path_too_long":
+            return CommitTooLargeError(f"the server refuses the commit: {error.detail}; {SMALLER}")
+        case StreamNotFoundError():
+            return MissingStreamError(
+                f"there is no stream {stream!r}: make it, or set the option autoCreate to true"
+            )
+        case _:
+            return error if stream is None else SinkError(f"stream {stream!r}: {error}")
+
+
+def _fenced(identity: Identity, epoch: int | None) -> FencedRunError:
+    return FencedRunError(
+        f"another run of sink {identity.name!r} has begun since (epoch {epoch}): batch"
+        f" {identity.batch} of this one was not written. If that was not on purpose, see that only"
+        " one driver runs this query"
+    )

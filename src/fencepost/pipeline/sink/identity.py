@@ -1,0 +1,114 @@
+"""Who writes a batch: the query and its batch number, or a job, or nobody that matters.
+
+The driver's side of a data source is told nothing of the query it belongs to. Tasks are: Spark's
+local properties name the query (which lives in its checkpoint), the batch and the run. So tasks put
+what they see into their messages, and the driver reads it there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fencepost.client.results import WriterInfo
+from fencepost.pipeline.errors import OptionError
+from fencepost.pipeline.sink.errors import NewCheckpointError
+from fencepost.pipeline.sink.options import SinkOptions
+
+QUERY_PROPERTY = "sql.streaming.queryId"
+BATCH_PROPERTY = "streaming.sql.batchId"
+RUN_PROPERTY = "spark.jobGroup.id"
+JOB_PREFIX = "job:"
+
+_RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a task runs, as Spark tells it."""
+
+    partition: int
+    attempt: int
+    query: str | None = None
+    batch: int | None = None
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The writer of a batch, as the server knows it."""
+
+    name: str
+    query: str
+    batch: int
+    run: str
+    """Which start of the query this is: it shares one epoch among its batches."""
+
+
+def identity_of(
+    options: SinkOptions, place: Place, *, streaming: bool, write: str
+) -> Identity | None:
+    """Who writes; None for a batch write without a name, which nobody can repeat.
+
+    `write` is a name for this one call of `save()`.
+    """
+    if place.query is not None and place.batch is not None:
+        return _of_query(options, place, place.query, place.batch, streaming=streaming)
+    if streaming:
+        raise OptionError("Spark did not say which query this is: it is made for PySpark 4.3")
+    if options.sink_name is not None:
+        raise OptionError(
+            "option sinkName in a write that belongs to no query: give a plain batch write a jobId"
+            " instead. Inside foreachBatch, a thread of your own does not see the query: use"
+            " pyspark.InheritableThread. Under Spark Connect no write in it does: write with"
+            " writeStream.format('fencepost')"
+        )
+    if options.job_id is None:
+        return None
+    # A job is a query of one batch. Its name is apart from those of sinks.
+    return Identity(JOB_PREFIX + options.job_id, options.job_id, 0, write)
+
+
+def _of_query(
+    options: SinkOptions, place: Place, query: str, batch: int, *, streaming: bool
+) -> Identity:
+    if not streaming:
+        if options.job_id is not None:
+            raise OptionError(
+                "option jobId inside foreachBatch: the query and the batch name the write;"
+                " drop jobId and give it a sinkName"
+            )
+        if options.sink_name is None:
+            raise OptionError(
+                "option sinkName is missing: inside foreachBatch each write needs a name of its"
+                " own, by which its batches are known again after a restart"
+            )
+    name = options.sink_name or options.stream
+    assert name is not None, "the options were checked"
+    # Code inside foreachBatch may set a job group of its own, which hides the run. Then each batch
+    # is a run: it takes an epoch of its own, and cannot be mistaken for one of an earlier start.
+    run = place.run if place.run and _RUN.fullmatch(place.run) else f"{query}/{batch}"
+    return Identity(name, query, batch, run)
+
+
+def check_known(known: WriterInfo | None, identity: Identity, *, allow_new: bool) -> bool:
+    """Whether the batch was published before; an error if the name is another query's."""
+    if known is None:
+        return False
+    if known.query != identity.query:
+        if allow_new:
+            return False
+        raise new_checkpoint(identity, known.query, known.batch)
+    return known.batch is not None and identity.batch <= known.batch
+
+
+def new_checkpoint(identity: Identity, query: str | None, batch: int | None) -> NewCheckpointError:
+    """The error that the name belongs to another query."""
+    reached = "no batch yet" if batch is None else f"batch {batch}"
+    return NewCheckpointError(
+        f"the sink {identity.name!r} belongs to query {query}, which came to {reached}; this is"
+        f" query {identity.query} at batch {identity.batch}. Was the checkpoint deleted or moved?"
+        " Start the query with its old checkpoint; or, if another query writes under this name,"
+        " set sinkName to another one; or set allowNewCheckpoint to true if everything this query"
+        " reads is to be written, although the old one wrote before"
+    )

@@ -1,0 +1,157 @@
+"""Rows become messages: one binary payload per row, checked before it is uploaded.
+
+| `format` | a message is |
+|---|---|
+| `value` | the column `value`: text that is JSON on JSON streams, any bytes on others |
+| `json` | an object of all columns but `stream` (`sink_json.py` has the types) |
+| `state` | a change of the State Protocol from `type`, `key`, `operation`, `value` ... |
+
+Whole columns are handled at a time. What cannot be done so is done by one C function for each row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from fencepost.pipeline.sink.errors import RowError
+from fencepost.pipeline.sink.json_rows import RowEncoder, first_null, shape_of, values_of
+from fencepost.pipeline.sink.options import SinkOptions
+
+OPERATIONS = ("insert", "update", "upsert", "delete")
+
+_VALUE = msgspec.json.Decoder(msgspec.Raw)
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+class Encoded(NamedTuple):
+    """Rows ready to be sent: where each goes (None: all to the one stream), and its bytes."""
+
+    streams: pa.Array | None
+    payloads: pa.Array
+
+
+class RowsEncoder:
+    """Encodes the record batches of one task, and counts its rows for error messages."""
+
+    def __init__(self, options: SinkOptions, partition: int) -> None:
+        self._options = options
+        self._partition = partition
+        self._row = 0
+        self._encode: Callable[[pa.RecordBatch], pa.Array] | None = None
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """The messages of a record batch, or `RowError`."""
+        if self._encode is None:
+            self._encode = self._encoder(batch.schema)
+        streams = None
+        if self._options.stream is None:
+            streams = batch.column("stream")
+            self._refuse_null(streams, "stream")
+        payloads = self._encode(batch)
+        self._row += batch.num_rows
+        return Encoded(streams, payloads)
+
+    def _encoder(self, schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.Array]:
+        if self._options.format == "value":
+            return self._values
+        if self._options.format == "state":
+            return self._states
+        fields = [schema.field(name) for name in self._options.columns]
+        return RowEncoder(fields).encode
+
+    def _values(self, batch: pa.RecordBatch) -> pa.Array:
+        column = batch.column("value")
+        self._refuse_null(column, "value")
+        payloads = column.cast(pa.binary())
+        if self._options.json:
+            self._check_json(payloads)
+        return payloads
+
+    def _states(self, batch: pa.RecordBatch) -> pa.Array:
+        columns = {name: batch.column(name) for name in self._options.columns}
+        for name in ("type", "key", "operation"):
+            self._refuse_null(columns[name], name)
+        operations = columns["operation"].to_pylist()
+        self._check_operations(operations)
+        nothing = [None] * batch.num_rows
+        values = {name: state_values(name, column) for name, column in columns.items()}
+        headers = map(
+            _Headers, operations, values.get("txid", nothing), values.get("timestamp", nothing)
+        )
+        changes = map(
+            _Change,
+            values["type"],
+            map(str, values["key"]),
+            headers,
+            values.get("value", nothing),
+            values.get("old_value", nothing),
+        )
+        payloads = pa.array(map(_ENCODER.encode, changes), pa.binary(), size=batch.num_rows)
+        self._check_json(payloads)
+        return payloads
+
+    def _check_operations(self, operations: list[str]) -> None:
+        wrong = set(operations) - set(OPERATIONS)
+        if wrong:
+            row = next(index for index, found in enumerate(operations) if found in wrong)
+            legal = ", ".join(OPERATIONS)
+            raise self._error(row, f"operation is {operations[row]!r}, and may be {legal}")
+
+    def _refuse_null(self, column: pa.Array, name: str) -> None:
+        row = first_null(column)
+        if row is not None:
+            raise self._error(row, f"the column {name} is null")
+
+    def _check_json(self, payloads: pa.Array) -> None:
+        """Each payload is one JSON value: joined by commas, `1,2` would pass for two messages."""
+        rows = payloads.to_pylist()
+        try:
+            payloads.cast(pa.string())  # checks the encoding, which msgspec does not
+            deque(map(_VALUE.decode, rows), maxlen=0)
+        except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError):
+            for row, data in enumerate(rows):
+                self._check_row(row, data)
+            raise
+
+    def _check_row(self, row: int, data: bytes) -> None:
+        try:
+            data.decode()
+            _VALUE.decode(data)
+        except UnicodeDecodeError as error:
+            raise self._error(row, f"value is not UTF-8: {error.reason}") from None
+        except msgspec.DecodeError as error:
+            shown = data[:80].decode(errors="replace")
+            raise self._error(row, f"value is not JSON: {error}: {shown!r}") from None
+        except RecursionError:
+            raise self._error(row, "value is nested too deeply") from None
+
+    def _error(self, row: int, what: str) -> RowError:
+        return RowError(f"row {self._row + row} of partition {self._partition}: {what}")
+
+
+def state_values(name: str, column: pa.Array) -> list[Any]:
+    """A column of a change; a value that comes as text is JSON already and goes in as it is."""
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if name in ("value", "old_value") and is_text:
+        texts = column.cast(pa.binary()).to_pylist()
+        return [None if text is None else msgspec.Raw(text) for text in texts]
+    return values_of(column, shape_of(column.type))
+
+
+class _Headers(msgspec.Struct, omit_defaults=True, gc=False):
+    operation: Any
+    txid: Any = None
+    timestamp: Any = None
+
+
+class _Change(msgspec.Struct, omit_defaults=True, gc=False):
+    type: Any
+    key: Any
+    headers: _Headers
+    value: Any = None
+    old_value: Any = None

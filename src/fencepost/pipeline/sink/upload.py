@@ -1,0 +1,129 @@
+"""Chunks go up to staging, several at a time, under names that no other attempt has.
+
+A task's attempt has a transaction of its own with a random name, and in it one part for each stream
+it writes to. Whatever happens to the attempt, no other one touches its parts: the driver commits
+those of the attempts that Spark calls the winners, and the others expire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from fencepost.client.errors import FencepostError, ResponseError
+from fencepost.client.results import Staged
+from fencepost.client.settings import NO_RETRIES
+from fencepost.client.sync import Client
+from fencepost.pipeline.connection import Connection
+from fencepost.pipeline.sink.chunks import Chunk
+from fencepost.pipeline.sink.errors import SinkError
+
+UPLOADS_AT_ONCE = 3
+"""Chunks of one task on their way: while one is stored the next is sent and a third is made."""
+PART_CHUNKS_MAX = 16_384
+"""Chunks of one part, as the server has it by default; then the next part begins."""
+TOKEN_BYTES = 16
+DROPS_MAX = 1_000
+"""Parts that are dropped one by one after a failure; more of them are left to expire."""
+
+
+class StagedPart(NamedTuple):
+    """A part as the commit will name it."""
+
+    stream: str
+    txn: str
+    part: str
+    chunks: int
+
+
+@dataclass(slots=True)
+class _Target:
+    part: str
+    chunks: int = 0
+
+
+class Uploads:
+    """The uploads of one task's attempt."""
+
+    def __init__(self, client: Client, content_type: str, *, json: bool) -> None:
+        self._client = client
+        self._content_type = content_type
+        self._json = json
+        self.txn = "spark-" + secrets.token_hex(TOKEN_BYTES)
+        self._targets: dict[str, _Target] = {}
+        self._full: list[StagedPart] = []
+        self._names = 0
+
+    def send(self, chunks: Iterable[Chunk]) -> list[StagedPart]:
+        """Upload every chunk; returns the parts when all of them are stored."""
+        with ThreadPoolExecutor(UPLOADS_AT_ONCE, thread_name_prefix="fencepost-upload") as pool:
+            flying: deque[Future[None]] = deque()
+            try:
+                for chunk in chunks:
+                    part, number = self._place(chunk.stream)
+                    flying.append(pool.submit(self._stage, chunk, part, number))
+                    if len(flying) >= UPLOADS_AT_ONCE:
+                        flying.popleft().result()
+                while flying:
+                    flying.popleft().result()
+            except BaseException:
+                for future in flying:
+                    future.cancel()
+                raise
+        return list(self.parts())
+
+    def parts(self) -> Iterator[StagedPart]:
+        """The parts so far, those of a stream in the order of its rows."""
+        yield from self._full
+        for stream, target in self._targets.items():
+            yield StagedPart(stream, self.txn, target.part, target.chunks)
+
+    def _place(self, stream: str) -> tuple[str, int]:
+        target = self._targets.get(stream)
+        if target is None or target.chunks >= PART_CHUNKS_MAX:
+            if target is not None:
+                self._full.append(StagedPart(stream, self.txn, target.part, target.chunks))
+            target = self._targets[stream] = _Target(f"p{self._names}")
+            self._names += 1
+        number = target.chunks
+        target.chunks += 1
+        return target.part, number
+
+    def _stage(self, chunk: Chunk, part: str, number: int) -> None:
+        # The body is joined already: as a raw value it goes into the array as it is.
+        messages = [msgspec.Raw(chunk.body)] if self._json else [chunk.body]
+        try:
+            staged: Staged = self._client.stage(
+                self.txn, part, messages, chunk=number, content_type=self._content_type
+            )
+        except ResponseError as error:
+            error.add_note(f"while {chunk.rows} rows for the stream {chunk.stream} were uploaded")
+            raise
+        if staged.messages != chunk.rows:
+            raise SinkError(
+                f"{chunk.rows} rows for {chunk.stream} became {staged.messages} messages"
+            )
+
+
+def drop(connection: Connection, parts: Iterable[StagedPart]) -> None:
+    """Drop parts that nothing refers to, as far as that can be done at once.
+
+    The server refuses to drop what a commit used. What cannot be dropped now expires.
+    """
+    with connection.client(retries=NO_RETRIES) as client:
+        for part in islice(parts, DROPS_MAX):
+            with contextlib.suppress(ResponseError):
+                try:
+                    client.unstage(part.txn, part.part)
+                except ResponseError:
+                    raise
+                except FencepostError:
+                    return  # nobody is there: the rest will not be dropped either

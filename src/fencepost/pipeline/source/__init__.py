@@ -1,0 +1,1 @@
+"""The Spark source: a range of the log becomes rows."""

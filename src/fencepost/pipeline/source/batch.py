@@ -1,0 +1,152 @@
+"""A batch read: its range is fixed and divided when it is planned, and read by the executors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from fencepost.client.errors import BadRequestError
+from fencepost.client.sync import Client
+from fencepost.pipeline.access import access_explained, check_readable, say_if_away
+from fencepost.pipeline.errors import OptionError
+from fencepost.pipeline.selection import Selection
+from fencepost.pipeline.source.filters import Narrowing, narrowed
+from fencepost.pipeline.source.options import Bound, SourceOptions
+from fencepost.pipeline.source.planning import (
+    Range,
+    joined,
+    parts_by_weight,
+    parts_to_ask,
+    weight_of,
+)
+from fencepost.pipeline.source.reader import beyond_head_error, pruned_error, read_range, skipped
+from fencepost.pipeline.spark.plain_errors import plainly, rows_plainly
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+
+class RangePartition(InputPartition):
+    """One task: a range of positions."""
+
+    def __init__(self, after: int, until: int) -> None:
+        self.after = after
+        self.until = until
+
+
+class Reader(DataSourceReader):
+    """A batch read whose filters Spark keeps to itself."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._narrowing = Narrowing(options.selection)
+
+    @plainly
+    def partitions(self) -> list[InputPartition]:
+        """The tasks of the read; none when there is nothing to read."""
+        selection = self._narrowing.selection
+        if selection.nothing:
+            return []
+        say_if_away(self._options.connection)
+        with self._options.connection.client() as client, access_explained():
+            check_readable(client, self._options.selection)
+            asked = self._range(client)
+            planned = plan_partitions(client, self._options, selection, asked)
+        if planned.pruned is not None:
+            log.warning("%s", skipped(selection, planned.pruned))
+        return planned.partitions
+
+    @rows_plainly
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        # Spark makes a partition of its own out of an empty list.
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        asked = Range(partition.after, partition.until)
+        return read_range(self._options, self._narrowing.selection, asked)
+
+    def _range(self, client: Client) -> Range:
+        head = client.plan(until=0).head
+        start, end = self._options.start, self._options.end
+        if start.position is not None and start.position > head:
+            raise OptionError(
+                f"startingPosition is {start.position + 1}, but the server's log ends at {head}"
+            )
+        if end.position is not None and end.position > head:
+            raise OptionError(
+                f"endingPosition is {end.position}, but the server's log ends at {head}"
+            )
+        after = max(resolve(client, start, head), *self._after(client))
+        until = min(resolve(client, end, head), *self._until(client, head))
+        return Range(after, until)
+
+    def _after(self, client: Client) -> Iterator[int]:
+        yield self._narrowing.after
+        if self._narrowing.from_ms is not None:
+            yield position_at(client, self._narrowing.from_ms)
+
+    def _until(self, client: Client, head: int) -> Iterator[int]:
+        yield head if self._narrowing.until is None else self._narrowing.until
+        if self._narrowing.before_ms is not None:
+            yield position_at(client, self._narrowing.before_ms)
+
+
+class FilteringReader(Reader):
+    """A batch read that lets the server skip what filters on stream, position and time exclude."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Narrow the read. Spark still checks every row, so that narrowing may be generous."""
+        self._narrowing = narrowed(self._narrowing, filters)
+        return filters
+
+
+def resolve(client: Client, bound: Bound, head: int) -> int:
+    """The position that a bound stands for."""
+    if bound.position is not None:
+        return bound.position
+    return head if bound.timestamp_ms is None else position_at(client, bound.timestamp_ms)
+
+
+def position_at(client: Client, timestamp_ms: int) -> int:
+    """The newest position before a time."""
+    found = client.plan(at=timestamp_ms, until=0).at
+    assert found is not None
+    return -1 if found.after is None else found.after
+
+
+class Planned(NamedTuple):
+    """The tasks for a range, and the newest position in it whose row is gone."""
+
+    partitions: list[InputPartition]
+    pruned: int | None
+
+
+def plan_partitions(
+    client: Client, options: SourceOptions, selection: Selection, asked: Range
+) -> Planned:
+    """The tasks for a range, none without rows."""
+    if asked.until <= asked.after:
+        return Planned([], None)
+    parts = parts_to_ask(asked.until - asked.after, options.partitions_min)
+    try:
+        plan = client.plan(after=asked.after, until=asked.until, parts=parts, **selection.asked())
+    except BadRequestError as error:
+        if error.code != "after_beyond_head":
+            raise
+        raise beyond_head_error(asked.after, error.headers.get("log-head", "?")) from error
+    if plan.head < asked.until:
+        raise beyond_head_error(asked.until, plan.head)
+    if plan.pruned is not None and options.fail_on_data_loss:
+        raise pruned_error(selection, plan.pruned)
+    splits = plan.splits
+    wanted = parts_by_weight(weight_of(splits), options.partitions_min)
+    if wanted > parts:
+        splits = client.plan(
+            after=asked.after, until=asked.until, parts=wanted, **selection.asked()
+        ).splits
+    return Planned([RangePartition(*one) for one in joined(splits, wanted)], plan.pruned)

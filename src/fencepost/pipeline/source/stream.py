@@ -1,0 +1,263 @@
+"""A streaming read: one position is the whole offset, however many streams there are.
+
+Spark asks on the driver, in a process that lives as long as the query: how far is there something
+(`latestOffset`), and how is it divided (`partitions`). An idle query waits inside `latestOffset`
+for the server to say that something came, for `waitMs` at most, instead of asking all the time.
+
+| offset | |
+|---|---|
+| `{"position": 17}` | everything up to position 17 has been read |
+| `{"start": "latest"}` | nothing yet: the first `latestOffset` finds the head |
+| `{"start": 1763300000000}` | nothing yet: begins at this time |
+
+Spark does not store where its first batch began; it asks for the initial offset again after a
+restart. So what is found out at the start must not be the initial offset itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from fencepost.client.errors import BadRequestError, ConnectionFailedError, ResponseError
+from fencepost.client.results import Plan
+from fencepost.client.settings import NO_RETRIES
+from fencepost.client.sync import Client
+from fencepost.pipeline.access import access_explained, check_readable, say_if_away
+from fencepost.pipeline.source.batch import RangePartition, plan_partitions, position_at
+from fencepost.pipeline.source.options import LATEST, SourceOptions
+from fencepost.pipeline.source.planning import Range
+from fencepost.pipeline.source.reader import beyond_head_error, pruned_error, read_range, skipped
+from fencepost.pipeline.spark.plain_errors import plainly, rows_plainly
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Offset = dict[str, Any]
+
+MOVE_SECONDS = 300.0
+"""How long the offset stands still while only others' messages come."""
+
+log = logging.getLogger(__name__)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read of the log."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._client: Client | None = None
+        self._waiting: Client | None = None
+        self._target: int | None = None
+        """With Trigger.AvailableNow: where the log ended when the query began."""
+        self._empty = Range(-1, -1)
+        """Positions that are known to hold nothing of the selection."""
+        self._head = -1
+        self._checked = False
+        self._lost: set[int] = set()
+        """Positions of the newest rows that were gone, as plans found them."""
+        self._moved_seconds = time.monotonic()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors read with clients of their own.
+        return {"_options": self._options}
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Where a new query begins."""
+        start = self._options.start
+        if start.position is not None:
+            return {"position": start.position}
+        return {"start": LATEST if start.timestamp_ms is None else start.timestamp_ms}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What the options say about the size of a batch."""
+        if self._options.rows_max is not None:
+            return ReadMaxRows(self._options.rows_max)
+        if self._options.bytes_max is not None:
+            return ReadMaxBytes(self._options.bytes_max)
+        return ReadAllAvailable()
+
+    @plainly
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note where the log ends now: the query reads to there and stops."""
+        say_if_away(self._options.connection)
+        with access_explained():
+            self._target = self._asking().log_head()
+
+    @plainly
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Where the next batch ends; `start` itself when there is nothing to read."""
+        with access_explained():
+            if not self._checked:
+                say_if_away(self._options.connection)
+                check_readable(self._asking(), self._options.selection)
+                self._checked = True
+            return self._latest(start, limit)
+
+    def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
+        after = self._resolved(start)
+        if after is None:
+            if self._target is None:
+                self._wait(self._head)
+            return start
+        if start.get("start") == LATEST:
+            return {"position": after if self._target is None else min(after, self._target)}
+        if self._target is not None and after >= self._target:
+            if after > self._target:
+                raise beyond_head_error(after, self._target)
+            return start
+        plan = self._plan(after, limit)
+        if plan.rows == 0 and self._target is None:
+            self._wait(self._empty.until)
+            plan = self._plan(after, limit)
+        if plan.rows == 0 and not self._is_time_to_move(plan.until - after):
+            return start
+        self._moved_seconds = time.monotonic()
+        return {"position": plan.until}
+
+    def _is_time_to_move(self, positions: int) -> bool:
+        """Whether an empty batch is worth it: what a restart need not look through again."""
+        idle_seconds = time.monotonic() - self._moved_seconds
+        return self._target is None and positions > 0 and idle_seconds > MOVE_SECONDS
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        """Where the log ends now, for the query's progress: what is missing is its lag."""
+        try:
+            self._head = max(self._head, self._asking_once().log_head())
+        except (ConnectionFailedError, ResponseError) as failure:
+            log.debug("the head of the log is not known right now: %s", failure)
+        report: Offset = {"position": self._head}
+        if self._lost:
+            report["losses"] = len(self._lost)
+        return report
+
+    @plainly
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """The tasks of a batch; its first one may end where it begins."""
+        if start == end or start.get("start") == LATEST:
+            return []
+        after = self._resolved(start)
+        if after is None:
+            return []
+        asked = Range(self._past_empty(after), end["position"])
+        planned = plan_partitions(self._asking(), self._options, self._options.selection, asked)
+        if planned.pruned is not None:
+            self._note_loss(planned.pruned)
+        return planned.partitions
+
+    @rows_plainly
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        assert isinstance(partition, RangePartition)
+        asked = Range(partition.after, partition.until)
+        return read_range(self._options, self._options.selection, asked)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing to do: reading takes nothing away."""
+
+    def stop(self) -> None:
+        """Hang up."""
+        for client in (self._client, self._waiting):
+            if client is not None:
+                client.close()
+        self._client = self._waiting = None
+
+    def _resolved(self, start: Offset) -> int | None:
+        """The position to read after, or None while a start in the future has not come."""
+        if "position" in start:
+            after: int = start["position"]
+            return after
+        client = self._asking()
+        if start["start"] == LATEST:
+            return client.log_head()
+        after = position_at(client, start["start"])
+        self._head = client.log_head()
+        # Once something has come at this time or later, what lies before it is settled for good.
+        return after if after < self._head else None
+
+    def _plan(self, after: int, limit: ReadLimit) -> Plan:
+        client = self._asking()
+        begin = self._past_empty(after)
+        rows_max, bytes_max = self._limits(limit)
+        try:
+            plan = client.plan(
+                after=begin,
+                until=self._target,
+                rows_max=rows_max,
+                bytes_max=bytes_max,
+                **self._options.selection.asked(),
+            )
+        except BadRequestError as error:
+            if error.code != "after_beyond_head":
+                raise
+            raise beyond_head_error(begin, error.headers.get("log-head", "?")) from error
+        self._head = plan.head
+        if plan.rows == 0:
+            if plan.pruned is not None:
+                self._note_loss(plan.pruned)
+            self._empty = Range(after, max(begin, plan.until))
+        return plan
+
+    def _past_empty(self, after: int) -> int:
+        """Where to go on looking, past positions that are known to hold nothing.
+
+        What held nothing while the query ran cannot be lost later: a marker that is pruned there is
+        not a message.
+        """
+        return self._empty.until if self._empty.after <= after <= self._empty.until else after
+
+    def _note_loss(self, position: int) -> None:
+        """Rows up to a position are gone: count them, or fail."""
+        if self._options.fail_on_data_loss:
+            raise pruned_error(self._options.selection, position)
+        if position not in self._lost:
+            self._lost.add(position)
+            log.warning("%s", skipped(self._options.selection, position))
+
+    def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        match limit:
+            case ReadAllAvailable():
+                return None, None
+            case ReadMaxRows(max_rows=rows):
+                return rows, self._options.bytes_max
+            case ReadMaxBytes(max_bytes=size):
+                return self._options.rows_max, size
+            case _:
+                return self._options.rows_max, self._options.bytes_max
+
+    def _wait(self, after: int) -> None:
+        """Let time pass until something of the selection comes, or `waitMs` are over."""
+        try:
+            self._asking_once().log_arrow(
+                after=after,
+                page_rows=1,
+                wait=True,
+                skip_pruned=True,
+                **self._options.selection.asked(),
+            )
+        except (ConnectionFailedError, ResponseError) as failure:
+            # No news in time, or a server that is away: the next plan finds out, and is patient.
+            log.debug("waiting for news ended: %s", failure)
+
+    def _asking(self) -> Client:
+        if self._client is None:
+            self._client = self._options.connection.client()
+        return self._client
+
+    def _asking_once(self) -> Client:
+        if self._waiting is None:
+            self._waiting = self._options.connection.client(
+                live_seconds=self._options.wait_seconds, retries=NO_RETRIES
+            )
+        return self._waiting

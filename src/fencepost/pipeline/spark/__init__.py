@@ -1,0 +1,1 @@
+"""The Spark session, its Java, its metrics and its error texts."""

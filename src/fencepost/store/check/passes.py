@@ -1,0 +1,350 @@
+"""The passes of `fencepost check` that are the same on every store.
+
+Every invariant that the store relies on is looked at, in a few passes that each read their tables
+once and in order. Nothing is written and nothing repaired: a finding says what is wrong and where,
+and the way back is a backup.
+
+Each store brings the queries, under the same names and with the same columns. Tables that an older
+database does not have, or that a store does without, are passed over. Memory is bounded by the
+number of streams, not by their messages: what has to be sorted is sorted by the database.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from itertools import accumulate
+
+from fencepost.protocol.batches import message_lengths
+from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.retention import Retention
+from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
+from fencepost.store.check.commits import LargeCommitCheck, check_writers
+from fencepost.store.check.keys import KeyCheck
+from fencepost.store.check.producers import ProducerCheck
+from fencepost.store.check.report import Progress, Report, Rows, StreamState
+from fencepost.store.check.rows import RowCheck, json_wrong, lengths_wrong
+from fencepost.store.database import Row
+from fencepost.store.maintain.purge import unpack_runs
+from fencepost.store.read.log_selection import WIDTH
+from fencepost.store.records import DELETED, LIVE, TRUNCATED
+
+
+class Checker:
+    """The passes over one database."""
+
+    def __init__(self, rows: Rows, report: Report, progress: Progress) -> None:
+        self._rows = rows
+        self._report = report
+        self._progress = progress
+        self._tables = {name for (name,) in rows("tables")}
+        self._streams: dict[int, StreamState] = {}
+        self._purged: dict[int, int] = {}
+        self._counters: Row = (0, 0, 0)
+
+    def streams_and_log(self) -> None:
+        """Everything that must agree with the messages."""
+        [self._counters] = self._rows("counters")
+        if "purges" in self._tables:
+            self._purged = dict(self._rows("purges"))
+        self._load_streams()
+        [(total,)] = self._rows("log_count")
+        walk = RowCheck(self._report, self._streams, self._purged, self._progress)
+        walk.run(self._rows("log"), total)
+        self._check_counters(walk)
+        self._check_purges()
+        self._check_retention()
+        self._check_forks()
+        self._progress("producers", 0, 1)
+        forgotten_ms: int | None = None
+        if "forgetting" in self._tables:
+            [(forgotten_ms,)] = self._rows("forgetting")
+        producers = ProducerCheck(self._report, self._streams, self._purged, forgotten_ms)
+        producers.run(self._rows("producer_rows"), self._rows("producers"))
+        self._check_remembered()
+        self._progress("producers", 1, 1)
+        self._check_chunks()
+        self._check_keys()
+        self._check_commits()
+
+    # Streams
+
+    def _load_streams(self) -> None:
+        paths: set[str] = set()
+        for row in self._rows("streams"):
+            stream = self._load_stream(row)
+            self._streams[stream.id] = stream
+            if stream.state != DELETED:
+                if stream.path in paths:
+                    self._report.add("path_taken_twice", stream.name, "another stream has it too")
+                paths.add(stream.path)
+        self._report.counts["streams"] = len(self._streams)
+
+    def _load_stream(self, row: Row) -> StreamState:
+        stream_id, path, state, content_type, created_ms, updated_ms = row[:6]
+        tail, first = Offset(*row[9:11]), Offset(*row[11:13])
+        closed, closed_by, fork, segments = row[13:17]
+        stream = StreamState(stream_id, path, state, tail, first, START)
+        stream.is_json = media_type(content_type) == JSON
+        stream.closed = bool(closed)
+        stream.purged = self._purged.get(stream_id, -1)
+        try:
+            if fork is not None:
+                stream.forked_from, _, _, messages, size = json.loads(fork)
+                stream.base = Offset(messages, size)
+                stream.segments = tuple(
+                    Segment(inherited, Offset(*end)) for inherited, end in json.loads(segments)
+                )
+            if closed_by is not None:
+                _, _, _ = json.loads(closed_by)
+        except (ValueError, TypeError) as error:
+            self._report.add("stream_unreadable", stream.name, f"its row cannot be read: {error}")
+        self._check_times(stream, created_ms, updated_ms, row)
+        return stream
+
+    def _check_times(self, stream: StreamState, created_ms: int, updated_ms: int, row: Row) -> None:
+        ttl_s, expires_at_ms, deadline_ms = row[6:9]
+        ended_ms = row[18]
+        add = self._report.add
+        last_ms = self._counters[2]
+        if not created_ms <= updated_ms <= last_ms:
+            add("time_wrong", stream.name, f"made {created_ms}, used {updated_ms}, now {last_ms}")
+        if (ended_ms is not None) != (stream.state == DELETED):
+            add("state_wrong", stream.name, f"state {stream.state}, ended at {ended_ms}")
+        if ttl_s is not None:
+            if expires_at_ms is not None:
+                add("deadline_wrong", stream.name, "a time to live and a fixed end")
+            if deadline_ms is None or deadline_ms < created_ms + ttl_s * 1000:
+                add("deadline_wrong", stream.name, f"{deadline_ms}, with a TTL of {ttl_s} s")
+        elif deadline_ms != expires_at_ms:
+            add("deadline_wrong", stream.name, f"{deadline_ms}, it expires at {expires_at_ms}")
+
+    def _check_counters(self, walk: RowCheck) -> None:
+        next_position, next_stream, last_ms = self._counters
+        if next_position < walk.end:
+            self._report.add(
+                "counter_behind", "next_position", f"{next_position}, the log ends at {walk.end}"
+            )
+        newest = max([*self._streams, *self._purged], default=0)
+        if next_stream <= newest:
+            self._report.add(
+                "counter_behind", "next_stream", f"{next_stream}, and stream {newest} exists"
+            )
+        if last_ms < walk.last_ms:
+            self._report.add(
+                "counter_behind", "last_ms", f"{last_ms}, the log's last row is of {walk.last_ms}"
+            )
+
+    # What is gone on purpose
+
+    def _check_purges(self) -> None:
+        if "purges" not in self._tables:
+            return
+        for record, stream, first, last, packed in self._rows("purge_records"):
+            where = f"purge {record} of stream {stream}"
+            try:
+                runs = list(unpack_runs(packed))
+            except (ValueError, zlib.error) as error:
+                self._report.add("purge_record_wrong", where, f"it cannot be read: {error}")
+                continue
+            ends = [position + count for position, count in runs]
+            if not runs or (runs[0][0], ends[-1] - 1) != (first, last):
+                self._report.add(
+                    "purge_record_wrong", where, f"not the positions {first} to {last}"
+                )
+            gone = json.dumps([(run[0], end) for run, end in zip(runs, ends, strict=True)])
+            for (found,) in self._rows("rows_in_runs", stream, gone):
+                self._report.add(
+                    "purge_record_wrong", where, f"the row at {found} is said to be gone"
+                )
+        weights = self._rows("weights_wrong", WIDTH)
+        for bucket, rows, size, rows_found, size_found in weights:
+            self._report.add(
+                "weight_wrong",
+                f"positions from {bucket * WIDTH} to {(bucket + 1) * WIDTH - 1}",
+                f"written down {rows} of {size} bytes, found {rows_found} of {size_found}",
+            )
+
+    def _check_retention(self) -> None:
+        if "truncations" not in self._tables:
+            return
+        for position, stream, kind, marked in self._rows("truncations"):
+            if kind is None and position <= self._purged.get(stream, -1):
+                continue  # its stream was deleted, and is being purged with its markers
+            if kind != TRUNCATED or marked != stream:
+                self._report.add(
+                    "truncation_wrong", f"stream {stream}", f"no marker at position {position}"
+                )
+        for stream, path, text in self._rows("retentions"):
+            try:
+                bounds = Retention(*json.loads(text))
+                is_right = all(bound is None or bound > 0 for bound in bounds)
+            except (ValueError, TypeError):
+                is_right = False
+            if not is_right:
+                self._report.add("retention_wrong", f"stream {stream} ({path})", text)
+
+    # Forks
+
+    def _check_forks(self) -> None:
+        counted: Counter[int] = Counter()
+        forks_counts = {row[0]: row[17] for row in self._rows("streams")}
+        for stream in self._streams.values():
+            if stream.forked_from is None or stream.state == DELETED:
+                continue
+            counted[stream.forked_from] += 1
+            source = self._streams.get(stream.forked_from)
+            if source is None or source.state == DELETED:
+                self._report.add(
+                    "fork_source_missing", stream.name, f"its source is {stream.forked_from}"
+                )
+            self._check_segments(stream)
+        for stream in self._streams.values():
+            said = forks_counts[stream.id]
+            if stream.state == DELETED and said == 0:
+                continue
+            if said != counted[stream.id]:
+                self._report.add(
+                    "forks_count_wrong", stream.name, f"says {said}, there are {counted[stream.id]}"
+                )
+
+    def _check_segments(self, fork: StreamState) -> None:
+        start_bytes = 0
+        for source_id, end in fork.segments:
+            if end.bytes <= start_bytes or end.bytes > fork.base.bytes:
+                self._report.add("segments_wrong", fork.name, f"a segment that ends at {end}")
+                return
+            lowest = max(start_bytes, fork.first.bytes)
+            if lowest < end.bytes:
+                self._check_segment(fork, source_id, lowest, end)
+            start_bytes = end.bytes
+        if start_bytes != fork.base.bytes:
+            self._report.add(
+                "segments_wrong", fork.name, f"forked at {fork.base}, inherits up to {start_bytes}"
+            )
+
+    def _check_segment(self, fork: StreamState, source_id: int, lowest: int, end: Offset) -> None:
+        source = self._streams.get(source_id)
+        if (
+            source is None
+            or source.own_first is None
+            or source.next is None
+            or source.own_first.bytes > lowest
+            or source.next.bytes < end.bytes
+        ):
+            self._report.add(
+                "fork_rows_missing",
+                fork.name,
+                f"it needs the bytes {lowest} to {end.bytes} of stream {source_id}",
+            )
+            return
+        rows = list(self._rows("row_before", source_id, end.bytes))
+        if not rows or not _is_place(rows[0], end, is_json=fork.is_json):
+            self._report.add(
+                "fork_point_wrong", fork.name, f"stream {source_id} has no such place as {end}"
+            )
+
+    # What hangs on the messages
+
+    def _check_remembered(self) -> None:
+        if "remembered" not in self._tables:
+            return
+        for stream, producer, epoch, seq, size, known_epoch, known_seq in self._rows("remembered"):
+            where = f"producer {producer} of stream {stream}"
+            if known_epoch is None:
+                self._report.add("remembered_wrong", where, "batches of an unknown producer")
+            elif size % PACKED_BYTES or (epoch, seq) > (known_epoch, known_seq):
+                self._report.add("remembered_wrong", where, f"{size} bytes up to {epoch}.{seq}")
+
+    def _check_chunks(self) -> None:
+        for chunk, txn, part, ordinal, count, size, lengths, data in self._rows("chunks"):
+            where = f"staged chunk {chunk} ({txn}/{part}/{ordinal})"
+            detail = lengths_wrong(count, size, lengths, data)
+            if detail is None and lengths is not None:
+                detail = json_wrong(lengths, data)
+            if detail is not None:
+                self._report.add("chunk_wrong", where, detail)
+        if "parts" not in self._tables:
+            return
+        for chunk, txn, part, count, committed in self._rows("chunks_used"):
+            where = f"staged chunk {chunk} ({txn}/{part})"
+            if count > 1:
+                self._report.add("chunk_used_twice", where, f"{count} rows of the log refer to it")
+            if committed is None:
+                self._report.add("part_wrong", where, "messages of a part that was not committed")
+        for chunk, txn, part in self._rows("chunks_emptied"):
+            where = f"staged chunk {chunk} ({txn}/{part})"
+            self._report.add("chunk_wrong", where, "its data is gone, and no commit used it")
+        for txn, part, chunk in self._rows("parts_without_rows"):
+            self._report.add(
+                "part_wrong", f"staged part {txn}/{part}", f"committed without its chunk {chunk}"
+            )
+
+    def _check_commits(self) -> None:
+        next_position, _, last_ms = self._counters
+        if "writers" in self._tables:
+            check_writers(self._report, self._rows("writers"), last_ms)
+        if "large_commits" in self._tables:
+            LargeCommitCheck(self._report, self._rows).run(next_position)
+
+    def _check_keys(self) -> None:
+        keys = KeyCheck(self._report, self._rows, self._streams)
+        if "keys" in self._tables:
+            keys.messages()
+        if "key_places" in self._tables:
+            keys.index()
+
+    # Subscriptions
+
+    def subscriptions(self) -> None:
+        """Cursors against subscriptions and streams; secrets."""
+        if "subscriptions" not in self._tables:
+            return
+        count = 0
+        for subscription, name, config, snapshot in self._rows("subscriptions"):
+            count += 1
+            try:
+                json.loads(config), json.loads(snapshot)
+            except ValueError as error:
+                self._report.add(
+                    "subscription_unreadable", f"subscription {subscription} ({name})", str(error)
+                )
+        self._report.counts["subscriptions"] = count
+        for row in self._rows("links"):
+            self._check_link(row)
+        for name, size in self._rows("secrets"):
+            if size == 0:
+                self._report.add("secret_empty", f"secret {name}", "it has no value")
+
+    def _check_link(self, row: Row) -> None:
+        subscription, known, path, stream, state, stream_path = row[:6]
+        acked_messages, acked_bytes, tail_messages, tail_bytes = row[6:]
+        where = f"subscription {subscription}, {path}"
+        if known is None:
+            self._report.add("link_without_subscription", where, "its subscription does not exist")
+        if stream is None:
+            return
+        if state != LIVE:
+            self._report.add("link_without_stream", where, f"stream {stream} is gone")
+        elif stream_path != path:
+            self._report.add("link_wrong", where, f"stream {stream} is at {stream_path}")
+        elif acked_bytes > tail_bytes or acked_messages > tail_messages:
+            self._report.add(
+                "cursor_wrong",
+                where,
+                f"at {acked_messages}/{acked_bytes}, the tail is {tail_messages}/{tail_bytes}",
+            )
+
+
+def _is_place(row: Row, at: Offset, *, is_json: bool) -> bool:
+    """Whether `at` lies in or at the end of a row, where a stream may be cut."""
+    version, start, count, size, lengths = row
+    if not start < at.bytes <= start + size:
+        return False
+    if not is_json:
+        return bool(at.messages == version + 1)
+    if (lengths is None) != (count == 1):
+        return False
+    ends = accumulate(message_lengths(count, size, lengths), initial=start)
+    return (at.messages, at.bytes) in enumerate(ends, start=version)

@@ -1,1 +1,0 @@
-"""What every store does the same way: deciding, reading and keeping, over any SQL database."""

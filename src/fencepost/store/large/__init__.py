@@ -1,0 +1,1 @@
+"""Large commits: decided as a whole, carried out in slices."""

@@ -1,0 +1,308 @@
+"""Deciding a large commit on a copy of the state, a slice at a time.
+
+Whoever runs it lets others have their turn between its slices. Where a decided slice goes is the
+store's own business: the embedded one writes it down and carries it out later (`SlicedDecision`),
+the shared one writes it in a transaction that nobody sees. Nothing of it counts before `conclude`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fencepost.protocol.appends import (
+    AlreadyClosed,
+    Append,
+    Appended,
+    AppendOutcome,
+    Duplicate,
+    KeyRecord,
+    Replayed,
+)
+from fencepost.protocol.claims import Standings, is_same_hold
+from fencepost.protocol.commits import (
+    Commit,
+    CommitItem,
+    CommitPartial,
+    CommitRefused,
+    CommittedInSlices,
+    Part,
+    describe_items,
+    join_described,
+)
+from fencepost.protocol.offsets import START
+from fencepost.protocol.rates import TooFast
+from fencepost.protocol.streams import Producer
+from fencepost.protocol.writers import Writer
+from fencepost.store.database import Connection
+from fencepost.store.large.copies import CommitLedger, LedgerCopy, Numbers
+from fencepost.store.large.recovery import CERTAIN
+from fencepost.store.large.slices import slice_of
+from fencepost.store.write.decider import Counts, Decider
+from fencepost.store.write.drafts import Draft
+from fencepost.store.write.key_ledger import COMMITS
+from fencepost.store.write.ledger import Ledger, LedgerGroup
+
+Try = tuple[Append, Producer | None, AppendOutcome]
+"""An append as it was decided, and its producer before."""
+
+
+class Decided(NamedTuple):
+    """A commit that will happen: its slices are written, and its answer is known."""
+
+    last_slice: int
+    answer: bytes
+    counts: Counts
+
+
+class LargeDecision(ABC):
+    """What one large commit comes to."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        request: Commit,
+        *,
+        new_streams: int,
+        writer: Writer | None,
+        messages: int = 0,
+    ) -> None:
+        self._decider = decider
+        self._request = request
+        self._new_streams = new_streams
+        self._writer = writer
+        self._messages = messages
+        self._count = 0
+        self._decided_count = 0
+        self._counts = Counts()
+        self._now_ms = 0
+        self._copy: CommitLedger
+        self.first = self._last = -1
+        self._refused: CommitRefused | None = None
+        self._done_count = 0
+        self._repeated: list[int] = []
+        self._pieces: list[bytes] = []
+        self._packer = zlib.compressobj(1)
+        self._packed: list[bytes] = []
+        self._parts: set[Part] = set()
+        self._standings: Standings = {}
+        self._tries: list[Try] = []
+
+    def leftovers(self) -> list[dict[Any, Any] | set[Any] | list[Any]]:
+        """What there is to let go of when all is decided."""
+        return [*self._copy.leftovers(), self._parts, self._pieces]
+
+    @abstractmethod
+    def _copied(self, numbers: Numbers, key_retention_ms: int | None) -> CommitLedger:
+        """A ledger that counts from here, for the commit alone."""
+
+    def begin(self) -> int:
+        """Take the commit's positions, and the numbers of its new streams; the first position."""
+        ledger = self._decider.ledger
+        self._now_ms = self._decider.tick()
+        self.first = ledger.next_position
+        self._last = self.first + max(self._messages, 1) - 1
+        numbers = Numbers(self.first, ledger.next_stream, self._now_ms)
+        self._copy = self._copied(numbers, ledger.key_retention_ms)
+        self._copy.key_filter = ledger.key_filter
+        ledger.next_position = self._last + 1
+        ledger.next_stream += self._new_streams
+        self._decider.group.statements.append(("begin_large", (self.first, self._last)))
+        return self.first
+
+    def decide(self, items: list[CommitItem]) -> LedgerGroup | None:
+        """Decide the next slice: what it writes, or None when one of its appends is refused."""
+        group = self._decide(items, self._decided_count)
+        if group is None:
+            return None
+        self._decided_count += len(items)
+        self._count += 1
+        return self._copy.sealed(group)
+
+    def _decide(self, items: list[CommitItem], at: int) -> LedgerGroup | None:
+        copy = self._copy
+        draft = Draft(
+            copy,
+            {item.append.path: copy.find(item.append.path) for item in items},
+            self._decider.claims,
+            now_ms=self._now_ms,
+            standings=self._standings,
+            taken=self._parts,
+        )
+        outcomes: list[Appended | Duplicate | Replayed | AlreadyClosed] = []
+        for index, item in enumerate(items, at):
+            outcome = draft.decide(item)
+            match outcome:
+                case Appended():
+                    self._done_count += 1
+                case Duplicate() | Replayed() | AlreadyClosed():
+                    self._repeated.append(index)
+                case _:
+                    self._refused = CommitRefused(index, outcome)
+                    self._tries = [*draft.audited(self._refused)]
+                    return None
+            outcomes.append(outcome)
+        self._tries += [tried for tried in draft.tries if _matters(tried)]
+        group = copy.new_group()
+        for stream in draft.made.values():
+            copy.add(group, stream)
+        draft.carry_out(group)
+        for append, _ in draft.decided:
+            self._counts.add(append)
+        for part in draft.parts:
+            copy.staging.use(group, part, self._last)
+        self._parts |= draft.parts
+        self._describe(items, outcomes)
+        return group
+
+    def _describe(
+        self,
+        items: list[CommitItem],
+        outcomes: list[Appended | Duplicate | Replayed | AlreadyClosed],
+    ) -> None:
+        piece = describe_items(items, outcomes)
+        if self._request.key is not None:
+            before = b"," if self._pieces else b'{"appends":['
+            self._packed.append(self._packer.compress(before + piece))
+        self._pieces.append(piece)
+
+    def conclude(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
+        """What it comes to; if that is something to do, it is certain with the open group."""
+        outcome = self._weighed()
+        if not isinstance(outcome, Decided):
+            for append, before, decided in self._tries if self._refused is not None else ():
+                self._decider.claims.tell(append, before, decided, self._now_ms)
+            if isinstance(outcome, CommittedInSlices) and self._writer is not None:
+                self._decider.ledger.writers.save(self._decider.group, self._writer)
+            return outcome
+        # Every append was accepted, so the positions that were counted are those that were used.
+        assert self._copy.next_position == self.first + self._messages
+        for append, before, decided in self._tries:
+            self._decider.claims.tell(append, before, decided, self._now_ms)
+        self._conclude()
+        return outcome
+
+    @abstractmethod
+    def _conclude(self) -> None:
+        """Let the commit be certain with the open group, with what is kept of it as a whole."""
+
+    @property
+    def comes_to_something(self) -> bool:
+        """Whether all appends are new, so that the commit happens unless it comes too fast."""
+        return self._refused is None and not self._repeated
+
+    def _weighed(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
+        if self._refused is not None:
+            return self._refused
+        if self._repeated and self._done_count:
+            return CommitPartial(tuple(self._repeated))
+        answer = join_described(self._pieces)
+        if self._repeated:
+            return CommittedInSlices(answer, duplicate=True)
+        too_fast = self._take_over()
+        if too_fast is not None:
+            return CommitRefused(0, too_fast)
+        return Decided(self._count, answer, self._counts)
+
+    def _take_over(self) -> TooFast | None:
+        """Let principals stand as the commit leaves them, others' requests since included."""
+        claims = self._decider.claims
+        for append, before, decided in self._tries:
+            changed = claims.weigh(claims.standings, append, before, decided, self._now_ms)
+            if isinstance(changed, TooFast):
+                claims.reset()
+                return changed
+            claims.take_over(changed)
+        return None
+
+    def _keep(self, ledger: Ledger, group: LedgerGroup) -> None:
+        """What is kept of the commit as a whole."""
+        request = self._request
+        if self._writer is not None:
+            ledger.writers.save(group, self._writer)
+        if request.key is not None:
+            record = KeyRecord(request.digest, START, START, False, self._last, self._now_ms)
+            self._packed += [self._packer.compress(b"]}"), self._packer.flush()]
+            place = (COMMITS, request.principal, request.key)
+            ledger.keep_key(group, place, record, b"".join(self._packed))
+
+
+class SlicedDecision(LargeDecision):
+    """The same in the embedded store: slices join its groups as they are decided.
+
+    Each step is a generator: whoever runs it sees to it that what was written down so far is on
+    disk.
+    """
+
+    def __init__(
+        self,
+        decider: Decider,
+        state: Connection,
+        request: Commit,
+        slices: Callable[[], Iterable[list[CommitItem]]],
+        *,
+        new_streams: int,
+        writer: Writer | None,
+    ) -> None:
+        super().__init__(decider, request, new_streams=new_streams, writer=writer)
+        self._state = state
+        self._slices = slices
+        self._fetch: Callable[[list[CommitItem]], None]
+
+    def weigh(self) -> Iterator[None]:
+        """Count the positions that the commit may need."""
+        for items in self._slices():
+            parts = [part for item in items for part in item.parts]
+            if parts:
+                named = {"parts": json.dumps(parts)}
+                [(count,)] = self._state.fetch("count_staged_messages", named)
+                self._messages += count
+            self._messages += sum(map(messages_of, items))
+            yield
+
+    def _copied(self, numbers: Numbers, key_retention_ms: int | None) -> CommitLedger:
+        copy = LedgerCopy(self._state, numbers, key_retention_ms)
+        self._fetch = copy.fetch
+        return copy
+
+    def slices(self) -> Iterator[None]:
+        """Decide the appends; what each slice writes joins the open group."""
+        for items in self._slices():
+            self._fetch(items)
+            number = self._count
+            sealed = self.decide(items)
+            if sealed is None:
+                return
+            self._write_down(number, sealed)
+            yield
+
+    def _write_down(self, number: int, sealed: LedgerGroup, *, is_last: bool = False) -> None:
+        content = slice_of(sealed, is_last=is_last).encode()
+        group = self._decider.group
+        group.statements.append(("save_slice", (self.first, number, content)))
+        group.bytes += len(content)
+
+    def _conclude(self) -> None:
+        group = self._copy.new_group()
+        self._keep(self._copy, group)
+        self._write_down(self._count, self._copy.sealed(group), is_last=True)
+        self._decider.group.statements.append(("turn_large", (CERTAIN, self.first)))
+        self._decider.ledger.staging.waiting_count -= len(self._parts)
+
+
+def messages_of(item: CommitItem) -> int:
+    """Positions that an append takes beside those of its staged parts."""
+    batch = item.append.batch
+    return (0 if batch is None else batch.messages) + item.append.closes
+
+
+def _matters(tried: Try) -> bool:
+    """Whether an accepted append changes who holds what, or has to be audited."""
+    append, before, outcome = tried
+    if not isinstance(outcome, Appended) or outcome.producer is None:
+        return False
+    overrides = append.actor is not None and append.actor.overrides
+    return overrides or not is_same_hold(before, outcome.producer)

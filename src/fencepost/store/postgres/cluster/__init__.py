@@ -1,0 +1,1 @@
+"""Which node leads, for which term, and what nodes tell each other."""

@@ -1,0 +1,1 @@
+"""The connection to PostgreSQL: statements, binary arrays, timeouts."""

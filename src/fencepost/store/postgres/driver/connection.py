@@ -1,0 +1,345 @@
+"""The database itself: connecting to it, its settings, and what its errors mean.
+
+An acknowledged write must survive, so a connection that writes is refused when the server does not
+sync its log to disk before a commit returns. Statements are prepared once for each connection, and
+results come in binary. A connection is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import errors
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import Int8BinaryDumper
+from psycopg.types.string import StrBinaryDumper
+
+from fencepost.store.database import Row, Values
+from fencepost.store.postgres.driver import arrays
+from fencepost.store.postgres.driver.patience import PatientConnection
+from fencepost.store.postgres.driver.statements import Statement, statement
+from fencepost.store.postgres.settings import PostgresSettings
+
+VERSION_MIN = 140_000
+"""The oldest server that we test the SQL for, as PostgreSQL numbers it: 14.0."""
+DURABLE = ("on", "remote_write", "remote_apply")
+"""Values of synchronous_commit with which COMMIT returns after the log was synced."""
+
+AWAY_STATES = frozenset(
+    {
+        "25006",  # read only: a standby, or a primary that has become one
+        "25P03",  # idle too long in a transaction: the server ended the session
+        "53300",  # too many connections
+        "57P01",  # shut down by an administrator
+        "57P02",  # another session crashed
+        "57P03",  # starting up or shutting down
+        "57P04",  # the database was dropped
+        "57P05",  # idle too long
+    }
+)
+PASSING_STATES = frozenset(
+    {
+        "40001",  # could not serialize
+        "40P01",  # deadlock
+        "55P03",  # a lock was not to be had in time
+        "57014",  # a statement took too long
+    }
+)
+DISK_FULL = "53100"
+
+
+OPTIONS: dict[str, Any] = {
+    "application_name": "fencepost",
+    "client_encoding": "UTF8",
+    "prepare_threshold": 0,  # every statement is prepared when it is first used
+    # A peer that is gone without a word is noticed in half a minute.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+"""How every connection is made."""
+PLANNING = {
+    # Compiling would take longer than any of our queries.
+    "jit": "off",
+    # Every query is written for an index, and is planned once. A plan that was good for the few
+    # rows of the beginning would go on reading whole tables when they have grown.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+STATEMENTS_MAX = 1_000
+"""Prepared statements of a connection: more than there are."""
+SERVER = (
+    b"SELECT current_setting('server_version_num')::int, current_setting('server_encoding'),"
+    b" pg_is_in_recovery(), current_setting('fsync'), current_setting('synchronous_commit')"
+)
+"""What `judge` wants to know of a server."""
+
+
+class UnusableDatabaseError(psycopg.OperationalError):
+    """The database cannot be used as it is: its text says what to change.
+
+    To a server that is running it is away: after a failover it may be another one that answers.
+    """
+
+
+class NotDurableError(UnusableDatabaseError):
+    """Commits would return before they are on disk: change the named setting of the server."""
+
+
+class StandbyError(psycopg.OperationalError):
+    """The server is a standby: it may become the primary, or the name may point to that later."""
+
+
+def connect(settings: PostgresSettings, *, readonly: bool = False) -> PostgresConnection:
+    """A connection with our settings; one that writes only to a server that keeps commits.
+
+    What goes wrong is either an error of psycopg, for `is_away` to look at, or says what to change.
+    """
+    raw = PatientConnection.connect(
+        settings.url,
+        autocommit=True,
+        cursor_factory=psycopg.RawCursor,
+        **OPTIONS,
+        connect_timeout=settings.connect_timeout_s,
+    )
+    raw.silence_s_max = settings.silence_s_max
+    try:
+        adapt(raw)
+        row = raw.execute(SERVER, prepare=False).fetchone()
+        assert row is not None
+        judge(row, writes=not readonly)
+        text, values = session(
+            synchronous_commit=row[-1],
+            lock_timeout_ms=settings.turn_wait_ms,
+            statement_timeout_ms=settings.read_timeout_ms,
+            idle_in_transaction_timeout_ms=settings.turn_idle_ms,
+        )
+        raw.execute(text, values, prepare=False)
+    except BaseException:
+        raw.close()
+        raise
+    return PostgresConnection(raw, writes=not readonly)
+
+
+def adapt(raw: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> None:
+    """Send numbers, texts and packed arrays as what they are in our tables, whatever the value."""
+    raw.prepared_max = STATEMENTS_MAX
+    raw.adapters.register_dumper(int, Int8BinaryDumper)
+    raw.adapters.register_dumper(str, StrBinaryDumper)
+    arrays.register(raw)
+
+
+def judge(server: Row, *, writes: bool) -> None:
+    """Raise unless a server that answers `SERVER` like this can be used, and be written to."""
+    version, encoding, is_standby, fsync, synchronous_commit = server
+    if version < VERSION_MIN:
+        raise UnusableDatabaseError(
+            f"the server is PostgreSQL {version // 10_000}: Fencepost needs 14 or newer"
+        )
+    if encoding != "UTF8":
+        raise UnusableDatabaseError(
+            f"the database has the encoding {encoding}: make one with ENCODING 'UTF8'"
+        )
+    if is_standby:
+        raise StandbyError("the server is a standby: name the primary in the address of the store")
+    if not writes:
+        return
+    if fsync != "on":
+        raise NotDurableError(
+            "the server runs with fsync = off and may lose what it has committed: "
+            "set fsync = on in its configuration and restart it"
+        )
+    if synchronous_commit not in DURABLE:
+        raise NotDurableError(
+            f"synchronous_commit is {synchronous_commit}, so that commits return before they are "
+            "on disk: set it to on, for the server, the database or the role"
+        )
+
+
+def session(
+    *,
+    synchronous_commit: str,
+    lock_timeout_ms: int,
+    statement_timeout_ms: int,
+    idle_in_transaction_timeout_ms: int,
+) -> tuple[bytes, list[str]]:
+    """A query that makes these the settings of a session, and its values."""
+    settings = {
+        # From here on it is the session's own: a change of the configuration does not reach it.
+        "synchronous_commit": synchronous_commit,
+        "lock_timeout": str(lock_timeout_ms),
+        "statement_timeout": str(statement_timeout_ms),
+        "idle_in_transaction_session_timeout": str(idle_in_transaction_timeout_ms),
+        "TimeZone": "UTC",
+        # Who waited for the turn must then see what was written meanwhile.
+        "default_transaction_isolation": "read committed",
+        **PLANNING,
+    }
+    calls = (f"set_config('{name}', ${place}, false)" for place, name in enumerate(settings, 1))
+    return f"SELECT {', '.join(calls)}".encode(), list(settings.values())
+
+
+class PostgresConnection:
+    """A connection as the engine uses it; `raw` is psycopg's own."""
+
+    after_every_text = "\U0010ffff" * 1025
+    """The last character, more often than it fits into any text that we keep an order of."""
+
+    def __init__(self, raw: PatientConnection, *, writes: bool) -> None:
+        self.raw = raw
+        self._begin = b"BEGIN" if writes else b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        self._cursor = raw.cursor(binary=True)
+        self._entered: list[bool] = []  # for each `with` block, whether it began the transaction
+        self._began = False
+        self._pipelines = 0
+
+    # Queries
+
+    def fetch(self, query: str, values: Values = (), *, rows: str | None = None) -> list[Row]:
+        prepared = statement(query, rows)
+        return self._run(prepared, prepared.values(values)).fetchall()
+
+    def execute(self, query: str, values: Values = ()) -> int:
+        """Carry out a named statement; how many rows it changed. In a pipeline it waits."""
+        prepared = statement(query)
+        return self._run(prepared, self._values(prepared, values)).rowcount
+
+    def send(self, query: str, values: Values = ()) -> None:
+        """Carry out a named statement; in a pipeline without waiting for it."""
+        prepared = statement(query)
+        self._run(prepared, self._values(prepared, values))
+
+    def execute_many(self, query: str, rows: Sequence[Row]) -> None:
+        """Carry out a named statement for each of these values; in a pipeline without waiting."""
+        if not rows:
+            return
+        prepared = statement(query)
+        if prepared.by_columns:
+            self._run(prepared, prepared.columns(rows))
+        else:
+            values = [prepared.values(row) for row in rows]
+            self.raw.cursor(binary=True).executemany(prepared.text, values)
+
+    @staticmethod
+    def _values(prepared: Statement, values: Values) -> Sequence[Any]:
+        if prepared.by_columns:
+            assert isinstance(values, Sequence), "a row for columns has no names"
+            return prepared.columns([tuple(values)])
+        return prepared.values(values)
+
+    def _run(self, prepared: Statement, values: Sequence[Any]) -> psycopg.Cursor[Row]:
+        # In a pipeline every statement needs a cursor of its own to find its result.
+        cursor = self.raw.cursor(binary=True) if self._pipelines else self._cursor
+        return cursor.execute(prepared.text, values)
+
+    # Transactions
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, also when its beginning is still in a pipeline."""
+        return self._began or self.raw.info.transaction_status != TransactionStatus.IDLE
+
+    def begin(self) -> None:
+        """Begin a transaction that `commit` or `rollback` ends."""
+        self._say(self._begin)
+        self._began = True
+
+    def commit(self) -> None:
+        """End the transaction; an error from here may leave open whether it took effect."""
+        self._began = False
+        if self.raw.info.transaction_status == TransactionStatus.INERROR:
+            # The server would roll back, and answer as if nothing were wrong.
+            self._say(b"ROLLBACK")
+            raise errors.InFailedSqlTransaction("a statement of this transaction failed before")
+        self._say(b"COMMIT")
+
+    def rollback(self) -> None:
+        """Undo the open transaction; nothing happens when there is none, or no connection."""
+        self._began = False
+        if not self.raw.closed and self.raw.info.transaction_status != TransactionStatus.IDLE:
+            self._say(b"ROLLBACK")
+
+    def _say(self, text: bytes) -> None:
+        self.raw.execute(text, prepare=False)
+
+    @contextlib.contextmanager
+    def pipeline(self) -> Iterator[None]:
+        """Send statements without waiting for each; an error shows at the latest at the end."""
+        self._pipelines += 1
+        try:
+            with self.raw.pipeline():
+                yield
+        finally:
+            self._pipelines -= 1
+
+    def __enter__(self) -> Self:
+        # Inside a transaction that is open already everything belongs to that one.
+        begins = not self.in_transaction
+        if begins:
+            self.begin()
+        self._entered.append(begins)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        if not self._entered.pop():
+            return None
+        if error is None:
+            self.commit()
+        else:
+            # What went wrong first is what the caller has to know.
+            with contextlib.suppress(psycopg.Error):
+                self.rollback()
+        return None
+
+    def be_patient(self) -> None:
+        """Wait for every answer from here on, however long it takes."""
+        self.raw.silence_s_max = None
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database is not to be reached now: it may be again, on a new connection."""
+    if isinstance(error, psycopg.InterfaceError):
+        return True
+    if isinstance(error, errors.PipelineAborted) or not isinstance(error, psycopg.OperationalError):
+        return sqlstate_of(error) in AWAY_STATES
+    state = error.sqlstate
+    # Without a state the connection itself failed; class 08 says so as well.
+    return state is None or state in AWAY_STATES or state.startswith("08")
+
+
+def ends_session(error: BaseException) -> bool:
+    """Whether the session is over with this error, and not only what was asked in it."""
+    if isinstance(error, errors.PipelineAborted):
+        return False  # of something that was asked before
+    state = sqlstate_of(error)
+    return state is None or state == "25P03" or state.startswith(("57P", "08"))
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same transaction may well succeed when it is tried again."""
+    return sqlstate_of(error) in PASSING_STATES
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the server has no room left."""
+    return sqlstate_of(error) == DISK_FULL
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """The five characters by which the server says what went wrong, if it was the server."""
+    return error.sqlstate if isinstance(error, psycopg.Error) else None

@@ -1,0 +1,305 @@
+"""Statements on their way to PostgreSQL and back, as libpq sends them.
+
+A turn is a few statements that are always the same, many times a second. A cursor of psycopg looks
+at each of them anew: how it is written, of what types its values are, what its result looks like;
+that takes longer than deciding the requests of the turn. Here a statement is prepared when a
+connection first uses it, its values leave as PostgreSQL keeps them, and one look at the socket
+takes in all the results that are there.
+
+What leaves together is a stretch. It ends with a Sync and with nothing after that: only from there
+does PostgreSQL count how long a session is idle, and by that count it frees the turn of a node that
+froze in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.adapt import Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq.abc import PGresult
+
+from fencepost.store.database import Row
+from fencepost.store.postgres.driver.arrays import ARRAY_TYPES
+from fencepost.store.postgres.driver.patience import PatientAsyncConnection, SilentError
+
+PIECE_BYTES = 8192
+"""So much of a stretch leaves ahead of the rest."""
+CANCELLED_S_MAX = 1.0
+"""How long somebody who is told to stop waits for the answers that are still on their way."""
+
+_GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_SYNC, _BAD, _FATAL = ExecStatus.PIPELINE_SYNC, ConnStatus.BAD, ExecStatus.FATAL_ERROR
+_BINARY = Format.BINARY
+_bigint = struct.Struct(">q").pack
+
+
+class Parcel(NamedTuple):
+    """A statement and its values, ready to be sent."""
+
+    text: bytes
+    types: tuple[int, ...]
+    values: list[bytes | None]
+
+
+def packed(text: bytes, values: Sequence[Any]) -> Parcel:
+    """A statement with values that are numbers, texts, bytes, truths or packed arrays."""
+    types: list[int] = []
+    sent: list[bytes | None] = []
+    for value in values:
+        kind = type(value)
+        array_type = ARRAY_TYPES.get(kind)
+        if array_type is not None:
+            types.append(array_type)
+            sent.append(value)
+        elif value is None:
+            types.append(0)
+            sent.append(None)
+        elif kind is int:
+            types.append(20)
+            sent.append(_bigint(value))
+        elif kind is str:
+            types.append(25)
+            sent.append(value.encode())
+        elif kind is bool:
+            types.append(16)
+            sent.append(b"\x01" if value else b"\x00")
+        else:
+            types.append(17)
+            sent.append(bytes(memoryview(value)))
+    return Parcel(text, tuple(types), sent)
+
+
+class Wire:
+    """The way to the database of one connection, for one user at a time."""
+
+    def __init__(self, raw: PatientAsyncConnection) -> None:
+        self._raw = raw
+        self._pgconn = raw.pgconn
+        self._transformer = Transformer(raw)
+        self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
+        self._notified: list[bytes] = []
+        # Of the wait that is under way:
+        self._loop = asyncio.get_running_loop()
+        self._socket = -1
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._results: list[PGresult] = []
+        self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Statements
+
+    async def exchange(self, stretch: Iterable[Parcel]) -> list[PGresult]:
+        """Send statements in one piece; their results, once all of them were carried out.
+
+        A statement that is refused keeps those after it from being carried out, and is an error.
+        The database begins with the first ones while later ones are still being packed.
+        """
+        is_asked = self._send(stretch)
+        await self._receive()
+        self._pgconn.exit_pipeline_mode()
+        results, self._results = self._results, []
+        for result in results:
+            if result.status not in _GOOD:
+                raise error_from_result(result)
+        return [result for result, asked in zip(results, is_asked, strict=True) if asked]
+
+    async def fetch(self, parcel: Parcel) -> list[Row]:
+        """All rows of a query."""
+        [result] = await self.exchange([parcel])
+        return self.rows(result)
+
+    def rows(self, result: PGresult) -> list[Row]:
+        """The rows of a result."""
+        count = result.ntuples
+        if not count:
+            return []
+        self._transformer.set_pgresult(result, set_loaders=True, format=_BINARY)
+        return self._transformer.load_rows(0, count, tuple)
+
+    def _send(self, stretch: Iterable[Parcel]) -> list[bool]:
+        """Hand a stretch to libpq: for each result that it has, whether it was asked for."""
+        pgconn = self._pgconn
+        pgconn.enter_pipeline_mode()
+        is_asked = []
+        waiting_bytes = 0
+        for text, types, values in stretch:
+            name = self._prepared.get((text, types))
+            if name is None:
+                # Should it be refused, this connection is not used again.
+                name = self._prepared[text, types] = b"fencepost_%d" % len(self._prepared)
+                pgconn.send_prepare(name, text, types)
+                is_asked.append(False)
+            pgconn.send_query_prepared(name, values, (_BINARY,) * len(values), _BINARY)
+            is_asked.append(True)
+            waiting_bytes += sum([len(value) for value in values if value is not None])
+            if waiting_bytes > PIECE_BYTES:
+                pgconn.flush()
+                waiting_bytes = 0
+        pgconn.pipeline_sync()
+        return is_asked
+
+    # Notifications
+
+    async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
+        """Wait until somebody notifies, or for so long: what was said since the last time."""
+        # What came between the last result and its Sync was read with them; nothing tells of it.
+        self._gather()
+        if not self._notified:
+            over = self._over = self._loop.create_future()
+            timer = self._loop.call_later(timeout_s, self._end)
+            self._watch(self._take_notifications)
+            try:
+                await over
+            finally:
+                timer.cancel()
+                self._unwatch()
+        notified, self._notified = self._notified, []
+        return notified
+
+    def _take_notifications(self) -> None:
+        try:
+            self._consume()
+        except psycopg.Error as error:
+            self._end(error)
+        else:
+            if self._notified:
+                self._end()
+            else:
+                self._watch_on(self._take_notifications)
+
+    # Waiting. The socket is let go of in the same breath in which libpq may have closed it: its
+    # number may be that of another one soon.
+
+    async def _receive(self) -> None:
+        """Send what is still to be sent, and wait until all results of the stretch are here."""
+        loop = self._loop
+        self._over = loop.create_future()
+        self._results = []
+        self._heard_at = loop.time()
+        patience_s = self._raw.silence_s_max
+        if patience_s is not None:
+            self._timer = loop.call_later(patience_s, self._doubt, patience_s)
+        try:
+            is_sent = not self._pgconn.flush()
+            if self._pgconn.status == _BAD:
+                raise psycopg.OperationalError(f"the connection is lost: {_said(self._pgconn)}")
+            self._watch(self._take)
+            if not is_sent:
+                loop.add_writer(self._socket, self._push)
+            await self._over
+        except asyncio.CancelledError:
+            # The next stretch must not find the answers to this one.
+            over = self._over = loop.create_future()
+            late = loop.call_later(CANCELLED_S_MAX, self._end, SilentError("given up"))
+            try:
+                await over
+                self._pgconn.exit_pipeline_mode()
+            except BaseException:
+                self._unwatch()
+                self._pgconn.finish()
+            finally:
+                late.cancel()
+            raise
+        except SilentError:
+            # It is closed, because an answer may still be on its way.
+            self._unwatch()
+            self._pgconn.finish()
+            raise
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._unwatch()
+
+    def _take(self) -> None:
+        """There is something to read."""
+        try:
+            self._consume()
+            if not self._collect():
+                self._watch_on(self._take)
+                return
+        except psycopg.Error as error:
+            # What the server said about its going tells more than that it went.
+            said = [error_from_result(r) for r in self._results if r.status == _FATAL]
+            self._end(next((e for e in said if e.sqlstate is not None), error))
+            return
+        self._end()
+
+    def _consume(self) -> None:
+        self._heard_at = self._loop.time()
+        self._pgconn.consume_input()
+        self._gather()
+
+    def _gather(self) -> None:
+        while (notification := self._pgconn.notifies()) is not None:
+            self._notified.append(notification.extra)
+
+    def _collect(self) -> bool:
+        """Take in the results that are there; whether that was all of the stretch."""
+        pgconn = self._pgconn
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if pgconn.status == _BAD:
+                if result is not None:
+                    self._results.append(result)
+                raise psycopg.OperationalError(f"the connection is lost: {_said(pgconn)}")
+            if result is None:
+                continue  # between two statements
+            if result.status == _SYNC:
+                return True
+            self._results.append(result)
+        return False
+
+    def _push(self) -> None:
+        """There is room to send more."""
+        self._heard_at = self._loop.time()
+        try:
+            is_sent = not self._pgconn.flush()
+        except psycopg.Error as error:
+            self._end(error)
+            return
+        if self._pgconn.status == _BAD:
+            self._take()
+        elif is_sent:
+            self._loop.remove_writer(self._socket)
+
+    def _doubt(self, patience_s: float) -> None:
+        """It is time to see whether the database still says anything."""
+        left_s = self._heard_at + patience_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._doubt, patience_s)
+        else:
+            self._end(SilentError(f"the database has said nothing for {patience_s:g} s"))
+
+    def _watch(self, take: Callable[[], None]) -> None:
+        self._socket = self._pgconn.socket
+        self._loop.add_reader(self._socket, take)
+
+    def _watch_on(self, take: Callable[[], None]) -> None:
+        """Watch anew: uvloop tells of a socket that has failed once, and no more."""
+        self._loop.remove_reader(self._socket)
+        self._loop.add_reader(self._socket, take)
+
+    def _unwatch(self) -> None:
+        if self._socket >= 0:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket = -1
+
+    def _end(self, error: BaseException | None = None) -> None:
+        self._unwatch()
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+
+def _said(pgconn: Any) -> str:
+    return str(pgconn.get_error_message()).strip()

@@ -1,0 +1,1 @@
+"""Large commits on PostgreSQL: a transaction beside the turns."""

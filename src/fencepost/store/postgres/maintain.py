@@ -1,0 +1,92 @@
+"""Upkeep of the shared store, done by the node that leads: what every store needs, and forgetting
+turns of long ago and nodes that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+
+from fencepost.clock import Clock
+from fencepost.store.maintain.jobs import Upkeep
+from fencepost.store.postgres.cluster.term import Term
+from fencepost.store.postgres.driver.connection import PostgresConnection
+from fencepost.store.postgres.large.waiting import LIVES
+from fencepost.store.write.decider import Decider
+
+TURNS_PER_SWEEP_MAX = 10_000
+HELD_PER_SWEEP_MAX = 2_000
+
+
+class Followed(Protocol):
+    """Who has to know of every turn before it may go."""
+
+    async def followed_durably(self) -> int | None:
+        """The turn up to which nothing has to be told again; None when that is not known."""
+        ...
+
+
+class PostgresUpkeep(Upkeep):
+    """The background jobs of one term."""
+
+    def __init__(self, term: Term, clock: Clock, followed: Followed) -> None:
+        super().__init__(term, clock)
+        self._term = term
+        self._followed = followed
+        self._saved = -1
+
+    @property
+    def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
+        return (*super().jobs, self.follow, self.drop_turns, self.forget_nodes, self.forget_held)
+
+    async def follow(self) -> None:
+        """Write down how far the subscriptions have followed: the next leader goes on there."""
+        turn = await self._followed.followed_durably()
+        if turn is not None and turn > self._saved:
+            await self._term.between_commits(partial(_save_followed, turn))
+            self._saved = turn
+
+    async def drop_turns(self) -> int:
+        """Forget turns that are older than they have to be kept."""
+        before_ms = self._clock.now_ms() - self._term.settings.turns_kept_s * 1000
+        if not await self._fetch("any_old_turn", before_ms, self._saved):
+            return 0
+        values = (before_ms, self._saved, TURNS_PER_SWEEP_MAX)
+        return await self._term.between_commits(
+            lambda connection: connection.execute("drop_old_turns", values)
+        )
+
+    async def forget_nodes(self) -> int:
+        """Forget nodes that have been silent for long: they come back by themselves."""
+        silent_ms = self._term.settings.node_silence_ms
+        if not await self._fetch("any_silent_node", silent_ms):
+            return 0
+        return await self._term.between_commits(
+            lambda connection: connection.execute("forget_silent_nodes", (silent_ms,))
+        )
+
+    async def forget_held(self) -> int:
+        """Forget large commits whose nodes died, and what they held."""
+        if await self._fetch("large_now") != [(None,)]:
+            # Any turn ends one that is dead, and there may be no other for long.
+            await self._term.decide(_nothing, reaches=False)
+        after, forgotten = -1, 0
+        while found := await self._fetch("next_holder", LIVES, after):
+            [(after, gone)] = found
+            while gone and (count := await self._term.between_commits(partial(_forget, after))):
+                forgotten += count
+        return forgotten
+
+
+def _forget(large: int, connection: PostgresConnection) -> int:
+    """Forget some of what a large commit held; how much."""
+    found = connection.fetch("release_held", (large, HELD_PER_SWEEP_MAX))
+    return found[0][0] if found else 0
+
+
+def _nothing(_decider: Decider) -> None:
+    """To have a turn is all there is to it."""
+
+
+def _save_followed(turn: int, connection: PostgresConnection) -> None:
+    connection.execute("save_followed", (turn,))

@@ -1,0 +1,1 @@
+"""Reading streams, the log and lists, the same way on every store."""

@@ -1,0 +1,226 @@
+"""Reading messages: bounded chunks, fetched by a few threads with connections of their own.
+
+No read transaction outlives one chunk, so the write-ahead log can always be folded back into the
+database. A chunk is made of whole rows joined by the database itself; only its first row may be
+partial, when a reader resumes inside it or when it alone is larger than the chunk may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from fencepost.protocol.batches import cut, message_lengths
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.streams import Segment
+from fencepost.store.database import Connection
+
+
+class Closable(Protocol):
+    """As much of a connection as the pool itself needs."""
+
+    def close(self) -> None: ...
+
+
+T = TypeVar("T")
+ConnectionT = TypeVar("ConnectionT", bound=Closable)
+
+CHARACTER_BYTES_MAX = 4
+"""The longest character in UTF-8."""
+
+
+class Readers(Generic[ConnectionT]):
+    """A few threads that read, each call on a connection that nobody else is using."""
+
+    def __init__(self, connect: Callable[[], ConnectionT], *, threads: int) -> None:
+        self._connections: queue.SimpleQueue[ConnectionT] = queue.SimpleQueue()
+        self._all = [connect() for _ in range(threads)]
+        for connection in self._all:
+            self._connections.put(connection)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fencepost-reader")
+
+    async def run(self, work: Callable[[ConnectionT], T]) -> T:
+        """The result of `work`, done in a reader thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, work)
+
+    def _run(self, work: Callable[[ConnectionT], T]) -> T:
+        connection = self._connections.get()
+        try:
+            return work(connection)
+        finally:
+            self._connections.put(connection)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for connection in self._all:
+            connection.close()
+
+
+class Piece(NamedTuple):
+    """Some data of a stream and the offset after it."""
+
+    data: bytes
+    next: Offset
+
+
+class RowsGoneError(Exception):
+    """Rows below the committed tail are not there: the stream was purged under the reader."""
+
+
+class OffsetError(Exception):
+    """The asked offset is not a place of this stream."""
+
+
+def read_chunk(
+    connection: Connection,
+    segments: tuple[Segment, ...],
+    after: Offset,
+    *,
+    bytes_max: int,
+    is_json: bool,
+) -> Piece:
+    """The data of a stream after `after`; its last segment is its own and ends at its tail."""
+    pieces: list[bytes] = []
+    at = after
+    left = bytes_max
+    for segment in segments:
+        while at.bytes < segment.end.bytes and left > 0:
+            if pieces and left < CHARACTER_BYTES_MAX:
+                left = 0  # the next row might begin with a character that does not fit
+                break
+            piece = _read_segment(connection, segment, at, bytes_max=left, is_json=is_json)
+            if pieces and len(piece.data) > left:
+                left = 0
+                break
+            pieces.append(piece.data)
+            left -= piece.next.bytes - at.bytes
+            at = piece.next
+    return Piece((b"," if is_json else b"").join(pieces), at)
+
+
+def _read_segment(
+    connection: Connection, segment: Segment, at: Offset, *, bytes_max: int, is_json: bool
+) -> Piece:
+    stream, end = segment
+    limit = min(at.bytes + bytes_max, end.bytes)
+    last = connection.fetch("last_start_below", (stream, at.bytes, limit))
+    if last:
+        [(last_start, last_end)] = last
+        stop = last_end if last_end <= limit else last_start
+        if stop > at.bytes:
+            piece = _whole_rows(connection, stream, at, stop, is_json=is_json)
+            if piece is not None:
+                return piece
+    return _part_of_row(connection, segment, at, limit, is_json=is_json)
+
+
+def _whole_rows(
+    connection: Connection, stream: int, at: Offset, stop: int, *, is_json: bool
+) -> Piece | None:
+    """The rows from `at` that end by `stop`; None when `at` is not where a row starts."""
+    [(count, version, start, next_version, next_bytes, data)] = connection.fetch(
+        "joined_rows", (stream, at.bytes, stop, "," if is_json else "")
+    )
+    if count == 0 or start != at.bytes:
+        return None
+    if version != at.messages:
+        raise OffsetError
+    return Piece(data, Offset(next_version, next_bytes))
+
+
+def _part_of_row(
+    connection: Connection, segment: Segment, at: Offset, limit: int, *, is_json: bool
+) -> Piece:
+    rows = connection.fetch("row_at", (segment.stream_id, at.bytes))
+    if not rows:
+        raise RowsGoneError
+    [(version, start, count, size, lengths, data)] = rows
+    if start + size <= at.bytes:
+        raise RowsGoneError
+    if is_json:
+        return _json_part(version, start, count, lengths, data, at, limit)
+    if at.messages != version:
+        raise OffsetError
+    stop = min(limit, start + size)
+    if stop < min(start + size, segment.end.bytes):
+        stop = start + _between_characters(data, at.bytes - start, stop - start)
+    part = data[at.bytes - start : stop - start]
+    if stop == segment.end.bytes:
+        return Piece(part, segment.end)
+    return Piece(part, Offset(version + (stop == start + size), stop))
+
+
+def _between_characters(data: bytes, start: int, stop: int) -> int:
+    """The last place up to `stop` that is not inside a UTF-8 character, or `stop` if there is none.
+
+    A reader of server-sent events decodes each on its own, so a character cut by us would be lost.
+    What is not UTF-8 may be cut anywhere.
+    """
+    for place in range(stop, max(start, stop - CHARACTER_BYTES_MAX), -1):
+        if data[place] & 0xC0 != 0x80:
+            return place
+    return stop
+
+
+def _json_part(
+    version: int, start: int, count: int, lengths: bytes | None, data: bytes, at: Offset, limit: int
+) -> Piece:
+    """From message `at` of a batch on: as many messages as fit below `limit`, at least one."""
+    first = at.messages - version
+    if not 0 <= first < count:
+        raise OffsetError
+    ends = list(accumulate(message_lengths(count, len(data), lengths), initial=start))
+    if ends[first] != at.bytes:
+        raise OffsetError
+    stop = first + 1
+    while stop < count and ends[stop + 1] <= limit:
+        stop += 1
+    part, _ = cut(data, lengths, first, stop)
+    return Piece(part, Offset(version + stop, ends[stop]))
+
+
+def whole_messages(connection: Connection, segments: tuple[Segment, ...], at: Offset) -> Offset:
+    """`at` as a fork begins there: a message that it cuts counts, for the fork has it."""
+    for segment in segments:
+        if at.bytes < segment.end.bytes:
+            rows = connection.fetch("row_at", (segment.stream_id, at.bytes))
+            if not rows:
+                raise RowsGoneError
+            version, start = rows[0][:2]
+            inside = start < at.bytes and at.messages == version
+            return Offset(at.messages + 1, at.bytes) if inside else at
+    return at
+
+
+def resolve_sub_offset(
+    connection: Connection,
+    segments: tuple[Segment, ...],
+    anchor: Offset,
+    sub_offset: int,
+    *,
+    is_json: bool,
+) -> Offset | None:
+    """The place `sub_offset` messages (JSON) or bytes past `anchor`, within the next append."""
+    for segment in segments:
+        if anchor.bytes < segment.end.bytes:
+            break
+    else:
+        return None
+    rows = connection.fetch("row_at", (segment.stream_id, anchor.bytes))
+    if not rows:
+        raise RowsGoneError
+    [(version, start, count, size, lengths, data)] = rows
+    if is_json:
+        stop = anchor.messages - version + sub_offset
+        ends = list(accumulate(message_lengths(count, len(data), lengths), initial=start))
+        if stop > count or ends[stop] > segment.end.bytes:
+            return None
+        return Offset(version + stop, ends[stop])
+    stop = anchor.bytes + sub_offset
+    if stop > min(start + size, segment.end.bytes):
+        return None
+    return Offset(version + 1, stop)

@@ -1,0 +1,227 @@
+"""Reading the global log, in two steps within one snapshot.
+
+First the sizes of the rows from the asked position on decide how many fit; then the columns of just
+those are gathered, each by one aggregate, inside the database and without the interpreter's lock.
+Which rows are looked at depends on the selection (`log_spans.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from fencepost.protocol.limits import Limits
+from fencepost.protocol.logs import ROW_BYTES, LogRow, fitting, fitting_in_row
+from fencepost.store.database import Connection
+from fencepost.store.log_contract import (
+    BeyondHead,
+    Integers,
+    LogChunk,
+    LogQuery,
+    LogRows,
+    Named,
+    Plan,
+    PlanQuery,
+    Pruned,
+)
+from fencepost.store.maintain import purge as purges
+from fencepost.store.read import log_plan as plans
+from fencepost.store.read.chunks import Readers
+from fencepost.store.read.log_selection import Source, ends_of, head_of, run
+from fencepost.store.read.log_spans import Span, choose
+
+T = TypeVar("T")
+
+_INTEGERS = msgspec.json.Decoder(list[int])
+_TEXTS_OR_NOT = msgspec.json.Decoder(list[str | None])
+
+
+class SqlLogs:
+    """The log of one store."""
+
+    def __init__(self, readers: Readers[Any], limits: Limits) -> None:
+        self._readers = readers
+        self._limits = limits
+
+    async def head(self) -> int:
+        return await self._readers.run(head_of)
+
+    async def read(
+        self, query: LogQuery, render: Callable[[LogRows], T]
+    ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
+        return await self._readers.run(partial(self._read, query=query, render=render))
+
+    def _read(
+        self, connection: Connection, query: LogQuery, render: Callable[[LogRows], T]
+    ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
+        with connection:  # one snapshot for the head and the rows; over before anything is rendered
+            chunk = read_log(connection, query, self._limits)
+        if not isinstance(chunk, LogChunk):
+            return chunk
+        return chunk, None if chunk.rows is None else render(chunk.rows)
+
+    async def plan(self, query: PlanQuery) -> Plan | BeyondHead:
+        return await plans.make(self._readers, query)
+
+
+def read_log(
+    connection: Connection, query: LogQuery, limits: Limits
+) -> LogChunk | Pruned | BeyondHead:
+    """What a reader gets. Call it inside a transaction."""
+    head, newest = ends_of(connection)
+    after = head if query.after is None else query.after
+    # A writer may know of a position that cannot be read yet.
+    if after > newest:
+        return BeyondHead(head)
+    until = head if query.until is None else min(query.until, head)
+    low = after + 1
+    rows, at = None, max(after, until)
+    if low <= until:
+        span = choose(connection, query, low, until, limits)
+        rows, at = _rows_of(connection, span, query, low)
+    pruned = purges.last_purged(connection, query.selection, low, at)
+    if pruned is not None and not query.skip_pruned:
+        return Pruned(pruned, head)
+    return LogChunk(rows, after, at, until, head, pruned)
+
+
+class _Measured:
+    """The rows looked at so far, as far as it takes to say how many fit."""
+
+    def __init__(self) -> None:
+        self.positions: Sequence[int] = ()
+        self.sizes: list[int] = []
+        self.counts: list[int] | None = None
+        self.kind = 0
+        self.produced = 0
+        self.messages = 0
+        self.cost = 0
+
+    def add(self, connection: Connection, source: Source) -> None:
+        [(count, first, last, kind, most, produced, sizes)] = run(connection, "sizes", source)
+        if not count:
+            return
+        before = len(self.sizes)
+        more_sizes = _INTEGERS.decode(sizes)
+        self.sizes += more_sizes
+        self.kind = max(self.kind, kind)
+        self.produced += produced
+        if most == 1 and last - first + 1 == count:
+            more: Sequence[int] = range(first, last + 1)
+        else:
+            more = _INTEGERS.decode(run(connection, "positions", source)[0][0])
+        self.positions = _joined(self.positions, more)
+        if most > 1 and self.counts is None:
+            self.counts = [1] * before
+        if self.counts is not None:
+            counts = _INTEGERS.decode(run(connection, "counts", source)[0][0])
+            self.counts += counts
+            count = sum(counts)
+        self.messages += count
+        self.cost += sum(more_sizes) + ROW_BYTES * count
+
+
+def _joined(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:
+    """Two runs of positions as one; a range stays a range where it can."""
+    if not left:
+        return right
+    if isinstance(left, range) and isinstance(right, range) and left.stop == right.start:
+        return range(left.start, right.stop)
+    return [*left, *right]
+
+
+def _rows_of(
+    connection: Connection, span: Span, query: LogQuery, low: int
+) -> tuple[LogRows | None, int]:
+    """The rows of a span that fit into an answer, and the last position that it then covers."""
+    measured = _Measured()
+    at = span.low
+    while at <= span.high:
+        stop = min(at + span.block_positions - 1, span.high)
+        block = span.block(at, stop)
+        if block is not None:
+            measured.add(connection, block)
+        at = stop + 1
+        if measured.messages > query.messages_max or measured.cost > query.bytes_max:
+            return _cut_rows(connection, span, measured, query, low)
+        if measured.sizes and at - span.low >= span.enough_positions:
+            break
+    if not measured.sizes:
+        return None, span.high
+    return _gather(connection, span, measured, low, at - 1), at - 1
+
+
+def _cut_rows(
+    connection: Connection,
+    span: Span,
+    measured: _Measured,
+    query: LogQuery,
+    low: int,
+) -> tuple[LogRows, int]:
+    rows = fitting(
+        measured.counts,
+        measured.sizes,
+        messages_max=query.messages_max,
+        bytes_max=query.bytes_max,
+    )
+    if rows:
+        last = measured.positions[rows] - 1
+    else:
+        # The first append alone is too much: part of it is an answer too.
+        rows = 1
+        [row] = run(connection, "one_row", position=measured.positions[0])
+        taken, _ = fitting_in_row(
+            LogRow(*row), low, messages_max=query.messages_max, bytes_max=query.bytes_max
+        )
+        last = max(low, measured.positions[0]) + taken - 1
+    measured.positions = measured.positions[:rows]
+    del measured.sizes[rows:]
+    if measured.counts is not None:
+        del measured.counts[rows:]
+    return _gather(connection, span, measured, low, last), last
+
+
+def _gather(
+    connection: Connection, span: Span, measured: _Measured, low: int, last: int
+) -> LogRows:
+    """The columns of the measured rows; messages below `low` or above `last` are marked off."""
+    positions, counts = measured.positions, measured.counts
+    source = span.of(positions)
+    joined, batches = b"", None
+    if counts is None:
+        [(*texts, joined)] = run(connection, "columns_and_data", source)
+    else:
+        texts = list(run(connection, "columns", source)[0])
+        batches = run(connection, "batches", source)
+    ids = texts.pop(4)
+    streams, starts, versions, times_ms, epochs, seqs = map(Integers, texts)
+    skip = max(low - positions[0], 0)
+    messages = len(positions) if counts is None else sum(counts)
+    over = positions[-1] + (1 if counts is None else counts[-1]) - 1 - last
+    return LogRows(
+        positions=positions,
+        sizes=measured.sizes,
+        counts=counts,
+        kinds=_INTEGERS.decode(run(connection, "kinds", source)[0][0]) if measured.kind else None,
+        streams=streams,
+        starts=starts,
+        versions=versions,
+        times_ms=times_ms,
+        producers=_TEXTS_OR_NOT.decode(ids) if measured.produced else None,
+        epochs=epochs if measured.produced else None,
+        seqs=seqs if measured.produced else None,
+        joined=joined,
+        batches=batches,
+        names=span.names or _names(connection, set(streams.values())),
+        skip=skip,
+        take=messages - skip - max(over, 0),
+    )
+
+
+def _names(connection: Connection, ids: set[int]) -> dict[int, Named]:
+    found: list[Any] = run(connection, "names", streams=json.dumps(list(ids)))
+    return {stream: Named(path, content_type) for stream, path, content_type in found}

@@ -1,0 +1,231 @@
+"""The file itself: opening it, its pragmas, its schema, and the lock that keeps it to one server.
+
+Durability rests on a few settings that look like details: WAL with synchronous=FULL means that
+COMMIT returns after the fsync of the log; auto_vacuum has to be chosen before the first table or
+deleted space never comes back; automatic checkpoints are off because they would run inside
+somebody's commit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+import apsw
+
+from fencepost.store.database import Row, Values
+from fencepost.store.sql import load_migrations, load_queries
+from fencepost.store.write.group_commit import DiskFullError
+
+log = logging.getLogger(__name__)
+
+FILE = "fencepost.db"
+RESTART_BUSY_MS_MAX = 20
+"""How long writers wait for readers of the write-ahead log to leave it."""
+BUSY_MS_MAX = 10_000
+"""How long a connection waits for a lock that another one of this process holds."""
+
+STATEMENTS_CACHED = 192
+"""Places for prepared statements, of which there are far fewer: every row that `executemany` writes
+takes the next place, in a circle, and puts out whatever was there. With fewer places than a group
+has rows, the statements of each group would be prepared anew."""
+
+PAGE_BYTES = 4096
+"""SQLite's default, set nowhere else: what a page of the write-ahead log takes."""
+
+QUERIES: dict[str, str] = {}
+for _file in ("queries", "keys", "logs", "lists", "retention", "subscriptions"):
+    _queries = load_queries("fencepost.store.sqlite", f"{_file}.sql")
+    assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"
+    QUERIES |= _queries
+
+
+class FolderInUseError(Exception):
+    """Another server has this data folder open: stop it, or name another folder with --data."""
+
+
+class SchemaTooNewError(Exception):
+    """The data was written by a newer Fencepost: run that version, or restore a backup."""
+
+
+class FolderLock:
+    """An operating-system lock on a data folder; it goes with the process, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file: TextIO = open(folder / "lock", "a+")  # noqa: SIM115  held open on purpose
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip()
+            self._file.close()
+            raise FolderInUseError(
+                f"the data folder {folder} is in use by another fencepost server"
+                + (f" (process {holder})" if holder else "")
+                + ": stop it, or give this one another folder with --data"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def connect(
+    file: Path, *, readonly: bool = False, synchronous: str = "FULL", vfs: str | None = None
+) -> apsw.Connection:
+    """A connection with our settings. The writer's makes the file when it is not there."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    connection = apsw.Connection(
+        str(file), flags=flags, vfs=vfs, statementcachesize=STATEMENTS_CACHED
+    )
+    connection.set_busy_timeout(BUSY_MS_MAX)
+    if sys.platform == "darwin":
+        # There a plain fsync leaves the data in the drive's cache.
+        connection.pragma("fullfsync", 1)
+        connection.pragma("checkpoint_fullfsync", 1)
+    # Turning to WAL deletes a rollback journal. Should a power loss bring that back beside a log,
+    # SQLite undoes the turn and uses the log all the same, and no second connection can follow it;
+    # EXTRA syncs the folder after the deletion.
+    connection.pragma("synchronous", "EXTRA")
+    if not readonly and connection.pragma("page_count") == 0:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    mode = connection.pragma("journal_mode", "wal")
+    assert mode == "wal", f"SQLite would not use WAL here but {mode}"
+    connection.pragma("synchronous", synchronous)
+    connection.pragma("wal_autocheckpoint", 0)
+    connection.pragma("temp_store", "memory")
+    connection.pragma("cache_size", -65536)
+    if readonly:
+        connection.pragma("query_only", 1)
+    return connection
+
+
+def migrate(connection: apsw.Connection) -> None:
+    """Bring the schema up to this version's; each step is a transaction of its own."""
+    current = connection.pragma("user_version")
+    migrations = load_migrations("fencepost.store.sqlite.migrations")
+    newest = migrations[-1][0]
+    if current > newest:
+        raise SchemaTooNewError(
+            f"the data folder has schema version {current}, this server knows {newest}: "
+            "run the newer version, or restore a backup"
+        )
+    for number, _, script in migrations:
+        if number > current:
+            with connection:
+                connection.execute(script)
+                connection.pragma("user_version", number)
+
+
+def fold(connection: apsw.Connection) -> None:
+    """Put everything that the write-ahead log holds into the database, both synced.
+
+    A killed server may leave commits that it never synced, and the next one cannot tell them from
+    those that it did. Before anybody hears of them they must be on disk.
+    """
+    try:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except apsw.FullError:
+        # The log was synced before the first page was copied, so nothing depends on the copying.
+        log.warning("no room to fold the write-ahead log in: it stays until there is")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the data folder so that it is still there after a power loss."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    # Whoever may read the folder may read every stream, so it is its owner's alone.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in made:
+        parent = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+
+def restart_log(connection: apsw.Connection) -> bool:
+    """Let the next commit start the write-ahead log anew; false while somebody reads from it."""
+    connection.set_busy_timeout(RESTART_BUSY_MS_MAX)
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+    except apsw.BusyError:
+        return False
+    finally:
+        connection.set_busy_timeout(BUSY_MS_MAX)
+    return True
+
+
+class SqliteConnection:
+    """A connection of the embedded store, as the engine uses it; `raw` is SQLite's own."""
+
+    after_every_text = b""
+    """SQLite orders every blob behind every text."""
+
+    def __init__(self, raw: apsw.Connection) -> None:
+        self.raw = raw
+        self._run = raw.execute
+
+    def fetch(self, query: str, values: Values = (), *, rows: str | None = None) -> list[Row]:
+        text = QUERIES[query]
+        if rows is not None:
+            text = text.replace("/*rows*/", QUERIES[rows])
+        return self._run(text, values).fetchall()
+
+    def execute(self, query: str, values: Values = ()) -> int:
+        self._run(QUERIES[query], values)
+        return self.raw.changes()
+
+    def execute_many(self, query: str, rows: Sequence[Row]) -> None:
+        self.raw.executemany(QUERIES[query], rows)
+
+    def __enter__(self) -> Self:
+        self.raw.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self.raw.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether the disk itself failed, after which no cached page can be trusted."""
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
+        # No room for the log's index, which is not data: a full disk by another name.
+        return False
+    return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError)
+
+
+class Writer:
+    """The one connection that writes: the `Journal` of the group commit."""
+
+    def __init__(self, connection: SqliteConnection) -> None:
+        self.connection = connection
+
+    def begin(self) -> None:
+        self.connection.raw.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        try:
+            self.connection.raw.execute("COMMIT")
+        except apsw.FullError as error:
+            # The frames that would have made it a commit did not fit, so it is none.
+            raise DiskFullError(str(error)) from error
+
+    def rollback(self) -> None:
+        if self.connection.raw.in_transaction:
+            self.connection.raw.execute("ROLLBACK")

@@ -1,0 +1,1 @@
+"""Deciding requests and committing them in groups, the same way on every store."""

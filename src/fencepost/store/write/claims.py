@@ -1,0 +1,159 @@
+"""Where principals stand: their rates, their open claims, and what goes to the audit stream.
+
+Rates live in memory and begin anew with the process. Open claims are counted from disk when the
+store opens or a commit failed, and from then on by what is decided. Without authorization nothing
+here is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fencepost.protocol.appends import Append, Appended, AppendOutcome
+from fencepost.protocol.claims import (
+    Actor,
+    AuditEvent,
+    EpochGuarded,
+    NotHolder,
+    Standings,
+    audit,
+    decide_standings,
+    is_same_hold,
+)
+from fencepost.protocol.rates import NEW, TooFast, decide_append_pace, ended
+from fencepost.protocol.streams import CLAIMED, Producer
+from fencepost.store.database import Connection
+from fencepost.store.write.ledger import Entry
+
+STANDINGS_MAX = 4096
+"""Principals that are kept in mind although they have no open claims."""
+
+
+class Claims:
+    """The standings of all principals, as after all decisions made so far."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._standings: Standings = {}
+        self.auditor: Callable[[AuditEvent], None] | None = None
+        """Told of what the audit stream should hold, while the group is open that it is about."""
+        self.refused = 0
+        """Appends refused for being too fast, for the metrics."""
+        self._known = False
+
+    def reset(self) -> None:
+        """Forget how many claims are open; rates go on."""
+        self._known = False
+
+    @property
+    def standings(self) -> Standings:
+        """Where everybody stands; the open claims on disk are counted when that is not known."""
+        if not self._known:
+            self._count()
+        return self._standings
+
+    @property
+    def noted(self) -> Standings:
+        """What is in memory of that, without a look at the disk: for the metrics."""
+        return self._standings
+
+    def _count(self) -> None:
+        self._known = True
+        counts = {str(name): int(count) for name, count in self._connection.fetch("open_claims")}
+        for name in {*self._standings, *counts}:
+            standing = self._standings.get(name, NEW)
+            self._standings[name] = standing._replace(open_claims=counts.get(name, 0))
+
+    def pace(self, actor: Actor | None, now_ms: int, appends: int = 1) -> TooFast | None:
+        """Count appends that are about to be decided, or say that they come too fast."""
+        if actor is None or actor.principal.pace.appends is None:
+            return None
+        standing = self._standings.get(actor.name, NEW)
+        paced = decide_append_pace(standing, actor.principal.pace, now_ms, appends=appends)
+        if isinstance(paced, TooFast):
+            self.refused += 1
+            return paced
+        if actor.name in self._standings:
+            self._standings[actor.name] = paced
+        else:
+            self.take_over({actor.name: paced})
+        return None
+
+    def settle(
+        self, request: Append, before: Producer | None, outcome: AppendOutcome, now_ms: int
+    ) -> AppendOutcome:
+        """The outcome, unless what it would claim or raise comes too fast."""
+        if (
+            not isinstance(outcome, Appended)
+            or outcome.producer is None
+            or is_same_hold(before, outcome.producer)
+        ):
+            return outcome
+        changed = self.weigh(self.standings, request, before, outcome, now_ms)
+        if isinstance(changed, TooFast):
+            return changed
+        self.take_over(changed)
+        return outcome
+
+    def take_over(self, changed: Standings) -> None:
+        """Let principals stand as a decision leaves them."""
+        self._standings.update(changed)
+        if len(self._standings) > STANDINGS_MAX:
+            # Those with open claims must be known; what the others sent lately may be forgotten.
+            self._standings = {
+                name: standing for name, standing in self._standings.items() if standing.open_claims
+            }
+
+    def weigh(
+        self,
+        standings: Standings,
+        request: Append,
+        before: Producer | None,
+        outcome: AppendOutcome,
+        now_ms: int,
+    ) -> Standings | TooFast:
+        """How principals would stand after an outcome; only those that change."""
+        if request.actor is None or not isinstance(outcome, Appended) or outcome.producer is None:
+            return {}
+        found = decide_standings(standings, request.actor, before, outcome.producer, now_ms)
+        self.refused += isinstance(found, TooFast)
+        return found
+
+    def tell(
+        self, request: Append, before: Producer | None, outcome: AppendOutcome, now_ms: int
+    ) -> None:
+        """Audit an append that was carried out, or that the rules for its producer id refuse."""
+        actor, claim = request.actor, request.producer
+        if actor is None or claim is None or self.auditor is None:
+            return
+        if isinstance(outcome, Appended):
+            if before is None or (before.epoch == claim.epoch and not actor.overrides):
+                return  # nothing is raised and nothing overridden, as nearly always
+            refusal = None
+        elif isinstance(outcome, NotHolder | EpochGuarded):
+            refusal = outcome
+        else:
+            return
+        event = audit(actor, request.path, claim.epoch, claim.id, before, refusal, now_ms)
+        if event is not None:
+            self.auditor(event)
+
+    def end_all(self, entry: Entry, now_ms: int) -> None:
+        """A stream goes, and the claims on it with it: nobody has abandoned those."""
+        if not any(standing.open_claims for standing in self.standings.values()):
+            return
+        for name in _open_claims(
+            self._connection.fetch("open_claims_of", (entry.stream.id,)), entry
+        ):
+            standing = self._standings.get(name, NEW)
+            self._standings[name] = ended(standing, abandoned=False, now_ms=now_ms)
+
+
+def _open_claims(rows: Iterable[tuple[object, ...]], entry: Entry) -> list[str]:
+    """The holders of a stream's open claims: those on disk, and what was decided since."""
+    found = {str(producer_id): str(principal) for producer_id, principal in rows}
+    for producer_id, producer in entry.producers.items():
+        found.pop(producer_id, None)
+        if producer is not None and producer.claim == CLAIMED:
+            found[producer_id] = producer.principal
+    return list(found.values())

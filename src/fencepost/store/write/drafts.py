@@ -1,0 +1,264 @@
+"""Drafts: deciding several appends on top of each other before any of them is carried out.
+
+A draft works on copies of the streams and producers that it touches. When every append is accepted
+it is carried out on the ledger in the same order, so that it comes to exactly what was decided;
+else it is dropped, and nothing has happened.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Container, Mapping
+from typing import NamedTuple
+
+from fencepost.protocol.appends import (
+    Append,
+    Appended,
+    AppendOutcome,
+    Duplicate,
+    KeyRecord,
+    ProducerTuple,
+    decide_append,
+    key_record,
+)
+from fencepost.protocol.batches import DIGEST_BYTES, Batch, StagedChunk
+from fencepost.protocol.claims import Standings
+from fencepost.protocol.commits import (
+    CommitItem,
+    CommitOutcome,
+    Committed,
+    ItemDeleted,
+    ItemMissing,
+    ItemOutcome,
+    Part,
+    PartIncomplete,
+    PartMismatch,
+    PartMissing,
+    PartOverfull,
+    PartRefusal,
+    PartTwice,
+    PartUsed,
+)
+from fencepost.protocol.rates import TooFast
+from fencepost.protocol.streams import Producer, Stream
+from fencepost.store.write.claims import Claims
+from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.write.staging import ROW_BYTES
+
+
+class Draft:
+    """Appends that are decided together. `entries` are the streams that exist, by their paths.
+
+    Whoever makes the draft has decided which of them have expired: their ends take positions too,
+    and those of the draft are counted from here on.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        entries: Mapping[str, Entry | None],
+        claims: Claims,
+        *,
+        now_ms: int,
+        standings: Standings | None = None,
+        taken: Container[Part] = (),
+    ) -> None:
+        self._ledger = ledger
+        self._taken = taken
+        self._claims = claims
+        self._entries = entries
+        self._now_ms = now_ms
+        self._position = ledger.next_position
+        self._next_stream = ledger.next_stream
+        self._streams: dict[str, Stream] = {}
+        self._producers: dict[tuple[int, str], Producer | None] = {}
+        self._keys: dict[tuple[int, str, str], KeyRecord] = {}
+        self.tries: list[tuple[Append, Producer | None, AppendOutcome]] = []
+        """What was decided of appends with principals and producers, for their standing."""
+        self.standings: Standings = {} if standings is None else standings
+        """Where the draft leaves principals, if it is carried out; with where it found them, if it
+        goes on from another one."""
+        self.parts: set[Part] = set()
+        """The staged parts that the draft uses."""
+        self.made: dict[str, Stream] = {}
+        """Streams that do not exist yet, as they are before their first append."""
+        self.decided: list[tuple[Append, Appended]] = []
+
+    def decide(self, item: CommitItem) -> ItemOutcome:
+        """What one more append comes to."""
+        append = item.append
+        used = None
+        if item.parts:
+            gathered = self._gather(item)
+            if isinstance(gathered, PartMissing):
+                return self._known(append) or gathered
+            if not isinstance(gathered, _Gathered):
+                return gathered
+            append, used = gathered
+        stream = self._stream(append)
+        if not isinstance(stream, Stream):
+            return stream
+        outcome = self._decide(stream, append)
+        if isinstance(outcome, Appended):
+            if used is not None:
+                return used
+            self._carry(stream, append, outcome)
+        return outcome
+
+    def _known(self, append: Append) -> Duplicate | None:
+        """An append whose parts are gone, if its producer made it before: nothing is compared."""
+        stream = self._stream(append)
+        if append.producer is None or not isinstance(stream, Stream):
+            return None
+        producer = self._producer(stream, append.producer)
+        position, now_ms = self._position, self._now_ms
+        outcome = decide_append(stream, producer, append, position=position, now_ms=now_ms)
+        return outcome._replace(matches=None) if isinstance(outcome, Duplicate) else None
+
+    def _producer(self, stream: Stream, claim: ProducerTuple) -> Producer | None:
+        place = (stream.id, claim.id)
+        if place not in self._producers:
+            entry = None if stream.path in self.made else self._ledger.find_id(stream.id)
+            self._producers[place] = (
+                None if entry is None else self._ledger.find_producer(entry, claim.id)
+            )
+        return self._producers[place]
+
+    def _decide(self, stream: Stream, append: Append) -> AppendOutcome:
+        claim, conditions = append.producer, append.conditions
+        producer = None if claim is None else self._producer(stream, claim)
+        key = None
+        if conditions is not None and conditions.key is not None:
+            used = (stream.id, append.principal, conditions.key)
+            key = self._keys.get(used)
+            if key is None and stream.path not in self.made:
+                key = self._ledger.find_key(used)
+        outcome = decide_append(
+            stream, producer, append, key=key, position=self._position, now_ms=self._now_ms
+        )
+        return outcome if append.actor is None else self._settle(append, producer, outcome)
+
+    def _settle(
+        self, append: Append, producer: Producer | None, outcome: AppendOutcome
+    ) -> AppendOutcome:
+        if isinstance(outcome, Appended) and outcome.producer is None:
+            return outcome
+        standings = {**self._claims.standings, **self.standings}
+        changed = self._claims.weigh(standings, append, producer, outcome, self._now_ms)
+        if isinstance(changed, TooFast):
+            return changed
+        self.standings.update(changed)
+        self.tries.append((append, producer, outcome))
+        return outcome
+
+    def audited(
+        self, outcome: CommitOutcome
+    ) -> list[tuple[Append, Producer | None, AppendOutcome]]:
+        """What the audit stream may have to tell: of a commit that is refused, the refusal."""
+        done = isinstance(outcome, Committed)
+        return [tried for tried in self.tries if isinstance(tried[2], Appended) == done]
+
+    def _carry(self, stream: Stream, append: Append, outcome: Appended) -> None:
+        stream.tail = outcome.tail
+        stream.closed = stream.closed or outcome.closed
+        stream.seq = append.seq or stream.seq
+        if outcome.producer is not None:
+            self._producers[stream.id, outcome.producer.id] = outcome.producer
+        conditions = append.conditions
+        if conditions is not None and conditions.key is not None:
+            record = key_record(append, outcome, now_ms=self._now_ms)
+            self._keys[stream.id, append.principal, conditions.key] = record
+        self._position += 0 if append.batch is None else append.batch.messages
+        self._position += outcome.closed  # its marker
+        self.decided.append((append, outcome))
+
+    def carry_out(self, group: LedgerGroup) -> None:
+        """Make the appends that were decided, on the ledger; the new streams are there already."""
+        group.bytes += ROW_BYTES * len(self.decided)
+        for append, outcome in self.decided:
+            entry = self._ledger.find(append.path)
+            assert entry is not None
+            self._ledger.apply(group, entry, append, outcome, self._ledger.last_ms)
+
+    def _stream(self, append: Append) -> Stream | ItemMissing | ItemDeleted:
+        """The draft's copy of the stream; made up when it does not exist but may be made."""
+        stream = self._streams.get(append.path)
+        if stream is not None:
+            return stream
+        entry = self._entries[append.path]
+        if entry is not None:
+            if entry.stream.soft_deleted:
+                return ItemDeleted()
+            stream = copy.copy(entry.stream)
+        else:
+            content_type = None if append.conditions is None else append.conditions.makes
+            if content_type is None:
+                return ItemMissing()
+            stream = Stream(self._next_stream, append.path, content_type, created_ms=self._now_ms)
+            self._next_stream += 1
+            self.made[append.path] = copy.copy(stream)
+        self._streams[append.path] = stream
+        return stream
+
+    def _gather(self, item: CommitItem) -> _Gathered | PartRefusal:
+        """The append with its staged parts as its batch."""
+        append = item.append
+        used = None
+        chunks: list[StagedChunk] = []
+        hashed = hashlib.sha256(b"%d" % append.closes)
+        media_type = append.media_type
+        counts = item.chunks or (None,) * len(item.parts)
+        for part, count in zip(item.parts, counts, strict=True):
+            if part in self.parts or part in self._taken:
+                return PartTwice(part)
+            found = self._ledger.staging.find(part)
+            if found is None:
+                return PartMissing(part)
+            if media_type is not None and found.media_type != media_type:
+                return PartMismatch(part, found.media_type, media_type)
+            media_type = found.media_type
+            if found.committed is not None and used is None:
+                used = PartUsed(part, found.committed)
+            self.parts.add(part)
+            rows = self._ledger.staging.chunks(part)
+            if count is not None and len(rows) < count:
+                missing = next((n for n, row in enumerate(rows) if row.ordinal != n), len(rows))
+                return used or PartIncomplete(part, missing)
+            if count is not None and len(rows) > count:
+                return used or PartOverfull(part, len(rows), count)
+            for expected, chunk in enumerate(rows):
+                if chunk.ordinal != expected:
+                    return used or PartIncomplete(part, expected)
+                chunks.append(StagedChunk(chunk.id, chunk.messages, chunk.size))
+                hashed.update(chunk.digest)
+        batch = Batch(
+            messages=sum(chunk.messages for chunk in chunks),
+            size=sum(chunk.size for chunk in chunks),
+            data=b"",
+            lengths=None,
+            chunks=tuple(chunks),
+        )
+        gathered = Append(
+            append.path,
+            batch,
+            media_type,
+            append.closes,
+            append.producer,
+            append.seq,
+            hashed.digest()[:DIGEST_BYTES],
+            append.conditions,
+            append.actor,
+        )
+        return _Gathered(gathered, used)
+
+
+class _Gathered(NamedTuple):
+    """An append made of staged parts.
+
+    `used` is a part of it that was committed before. That refuses a new append, but not the retry
+    of the one that used the part: which of them it is, its producer or its key will tell.
+    """
+
+    append: Append
+    used: PartUsed | None

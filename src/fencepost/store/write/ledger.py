@@ -1,0 +1,488 @@
+"""The ledger: every stream and producer in use, as it stands after all decisions made so far.
+
+Decisions are made against the ledger at once, before anything is on disk; what they change goes
+into the open group in the same breath. A record that is not here is loaded from the database,
+where it cannot be newer: whatever is dirty stays here until its group is committed. Beside each
+stream's decided state stands what is committed of it, which is all that a reader may see.
+
+The ledger is a cache with an owner: dropping all of it (`reset`) is how a failed commit is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container
+from typing import Any, Protocol
+
+from fencepost.protocol.appends import Append, Appended
+from fencepost.protocol.batches import Batch
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
+from fencepost.protocol.writers import Writer
+from fencepost.store import records
+from fencepost.store.contract import Published, StreamInfo
+from fencepost.store.database import Connection, Row
+from fencepost.store.records import (
+    CLOSED,
+    DELETED,
+    LIVE,
+    MESSAGES,
+    SOFT_DELETED,
+    TRUNCATED,
+)
+from fencepost.store.write.key_ledger import KeyLedger
+from fencepost.store.write.recent_keys import KeyPlace
+from fencepost.store.write.staging import ROW_BYTES, Changes, Staging
+from fencepost.store.write.writers import Writers
+
+NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
+NO_DATA: tuple[Any, ...] = (None, None, None)
+
+
+class Entry:
+    """A stream in the ledger: decided state, committed view, and the producers in use."""
+
+    __slots__ = (
+        "dirty_in",
+        "ended_ms",
+        "gone",
+        "producers",
+        "reshaped_in",
+        "stored_deadline_ms",
+        "stream",
+        "view",
+    )
+
+    def __init__(self, stream: Stream, stored_deadline_ms: int | None) -> None:
+        self.stream = stream
+        self.stored_deadline_ms = stored_deadline_ms
+        self.producers: dict[str, Producer | None] = {}
+        self.view: StreamInfo | None = None  # None until its creation is committed
+        self.gone = False  # decided to be deleted
+        self.ended_ms: int | None = None
+        self.dirty_in = 0  # the newest group that carries a change of it
+        self.reshaped_in = 0  # the newest group that makes or ends it
+
+    @property
+    def state(self) -> int:
+        if self.gone:
+            return DELETED
+        return SOFT_DELETED if self.stream.soft_deleted else LIVE
+
+
+class Carried(Protocol):
+    """A slice of a large commit, as far as its group has to know: rows to be written."""
+
+    updates: list[Row]
+    inserts: list[Row]
+    log: list[Row]
+    producers: list[Row]
+    keys: list[Row]
+    statements: list[tuple[str, Row]]
+
+
+class LedgerGroup:
+    """What one transaction writes, collected decision by decision."""
+
+    __slots__ = (
+        "bytes",
+        "carried",
+        "counters",
+        "created",
+        "entries",
+        "inserts",
+        "key_rows",
+        "keys",
+        "number",
+        "numbered_keys",
+        "parts",
+        "producers",
+        "rows",
+        "staging",
+        "statements",
+        "unshown",
+        "updates",
+        "views",
+        "writers",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.bytes = 0
+        self.rows: list[Row] = []
+        self.entries: dict[int, Entry] = {}
+        self.created: set[int] = set()
+        self.producers: dict[tuple[int, str], Producer] = {}
+        self.parts: dict[int, tuple[Offset, list[bytes]]] = {}
+        self.keys: dict[KeyPlace, Row] = {}
+        self.unshown: set[int] = set()  # streams that got data which is not in `parts`
+        self.staging: Changes | None = None
+        self.writers: dict[str, Writer | None] = {}
+        self.carried: list[Carried] = []  # slices of a large commit
+        self.statements: list[tuple[str, tuple[object, ...]]] = []
+        # Filled when the group is sealed:
+        self.inserts: list[Row] = []
+        self.updates: list[Row] = []
+        self.views: list[tuple[Entry, StreamInfo, int]] = []
+        self.key_rows: list[Row] = []
+        # Filled when it is written, where rows of keys are numbered: those that were written
+        # together, and the number that the last of them got.
+        self.numbered_keys: list[tuple[Collection[KeyPlace], int]] = []
+        self.counters: Row = ()
+
+    def is_empty(self) -> bool:
+        return not (self.entries or self.rows or self.statements)
+
+
+class Ledger(KeyLedger):
+    """The decided state. Its methods are called on the event loop only."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        streams_max: int,
+        producers_max: int,
+        key_retention_ms: int | None = None,
+    ) -> None:
+        self._pending: list[LedgerGroup] = []
+        super().__init__(connection, self._pending, key_retention_ms)
+        self._streams_max = streams_max
+        self._producers_max = producers_max
+        self._by_path: dict[str, Entry] = {}
+        self._by_id: dict[int, Entry] = {}
+        self._groups = 0
+        self._committed = 0
+        self.next_position = self.next_stream = self.last_ms = 0
+        self.staging = Staging(connection, self._pending)
+        self.writers = Writers(connection, self._pending)
+        self.reset()
+
+    def reset(self, counters: Row | None = None) -> None:
+        """Forget everything that is not on disk; `counters` when somebody has read them already."""
+        self._by_path.clear()
+        self._by_id.clear()
+        self._pending.clear()
+        self._committed = self._groups
+        if counters is None:
+            [counters] = self._connection.fetch("load_counters")
+        self.next_position, self.next_stream, self.last_ms = counters
+        self.staging.reset()
+        self.writers.reset()
+        self.reset_keys()
+
+    @property
+    def cached_count(self) -> int:
+        """Streams in memory."""
+        return len(self._by_path)
+
+    def new_group(self) -> LedgerGroup:
+        self._groups += 1
+        group = LedgerGroup(self._groups)
+        self._pending.append(group)
+        return group
+
+    # Finding
+
+    def find(self, path: str) -> Entry | None:
+        """The stream at `path`, soft-deleted ones included, or None."""
+        entry = self._by_path.get(path)
+        if entry is None:
+            return self._load("find_stream", path)
+        return None if entry.gone else entry
+
+    def find_id(self, stream_id: int) -> Entry | None:
+        """A stream by its incarnation, as long as it is not deleted."""
+        entry = self._by_id.get(stream_id)
+        if entry is None:
+            return self._load("find_stream_by_id", stream_id)
+        return None if entry.gone else entry
+
+    def _load(self, query: str, key: str | int) -> Entry | None:
+        rows = self._connection.fetch(query, (key,))
+        if not rows:
+            return None
+        return self.take_in(rows[0])
+
+    def take_in(self, row: Row) -> Entry:
+        """Keep a stream as its row on disk has it."""
+        stream, deadline_ms = records.stream_from_row(row)
+        entry = Entry(stream, deadline_ms)
+        entry.view = view_of(stream)
+        self._keep(entry)
+        return entry
+
+    def _keep(self, entry: Entry) -> None:
+        if len(self._by_path) >= self._streams_max:
+            self._evict()
+        self._by_path[entry.stream.path] = entry
+        self._by_id[entry.stream.id] = entry
+
+    def _evict(self) -> None:
+        """Drop the oldest eighth of the entries that no pending group needs."""
+        clean = [e for e in self._by_path.values() if e.dirty_in <= self._committed]
+        for entry in clean[: max(1, self._streams_max // 8)]:
+            self._drop(entry)
+
+    def cached(self, path: str) -> Entry | None:
+        """The stream at `path`, if it is in memory."""
+        return self._by_path.get(path)
+
+    def drop_all(self, paths: Container[str]) -> None:
+        """Have these streams loaded again: somebody else wrote their rows. None of them is in a
+        group that is not on disk."""
+        for entry in [e for path, e in self._by_path.items() if path in paths]:
+            self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        if self._by_path.get(entry.stream.path) is entry:
+            del self._by_path[entry.stream.path]
+        self._by_id.pop(entry.stream.id, None)
+
+    def find_producer(self, entry: Entry, producer_id: str) -> Producer | None:
+        """What a producer has done on a stream."""
+        if producer_id in entry.producers:
+            return entry.producers[producer_id]
+        rows = self._connection.fetch("find_producer", (entry.stream.id, producer_id))
+        found = None if not rows else self._load_producer(entry.stream.id, producer_id, rows[0])
+        if len(entry.producers) >= self._producers_max:
+            self._forget_producers(entry)
+        entry.producers[producer_id] = found
+        return found
+
+    def _load_producer(self, stream_id: int, producer_id: str, row: Row) -> Producer:
+        _, seq, _, position, *_ = row
+        batches = self._connection.fetch("recent_batches", (position, RECENT_BATCHES))
+        producer = records.producer_from_rows(producer_id, row, batches)
+        if len(batches) < min(seq + 1, RECENT_BATCHES):
+            # The rows of the others were purged after a truncation, which left this behind.
+            for kept in self._connection.fetch("find_remembered", (stream_id, producer_id)):
+                return records.with_remembered(producer, len(batches), *kept)
+        return producer
+
+    def _forget_producers(self, entry: Entry) -> None:
+        """Keep only the producers whose newest state is not on disk yet."""
+        pending = {
+            producer_id
+            for group in self._pending
+            for stream_id, producer_id in group.producers
+            if stream_id == entry.stream.id
+        }
+        entry.producers = {key: entry.producers[key] for key in pending}
+
+    # Deciding: each of these changes the ledger and the open group together
+
+    def touch(self, group: LedgerGroup, entry: Entry) -> None:
+        """`entry` changed: its row goes into `group`."""
+        group.entries[entry.stream.id] = entry
+        entry.dirty_in = group.number
+
+    def add(self, group: LedgerGroup, stream: Stream) -> Entry:
+        """Take a new stream in."""
+        entry = Entry(stream, stream.lifetime.stored_deadline_ms(stream.touched_ms))
+        self.next_stream = max(self.next_stream, stream.id + 1)
+        self._keep(entry)
+        group.created.add(stream.id)
+        entry.reshaped_in = group.number
+        self.touch(group, entry)
+        return entry
+
+    def write(
+        self, group: LedgerGroup, entry: Entry, start: Offset, batch: Batch, sent: tuple[Any, ...]
+    ) -> None:
+        """Messages of `entry` from `start` on: a row of the log. `sent` says who sent them."""
+        stream_id = entry.stream.id
+        if batch.chunks:
+            self._refer(group, stream_id, start, batch, sent)
+            return
+        group.rows.append(
+            (
+                self.next_position,
+                stream_id,
+                MESSAGES,
+                start.bytes,
+                start.messages,
+                batch.messages,
+                batch.size,
+                self.last_ms,
+                *sent,
+                None,
+                batch.lengths,
+                batch.data,
+            )
+        )
+        self.next_position += batch.messages
+        group.bytes += batch.size
+        parts = group.parts.get(stream_id)
+        if parts is None:
+            group.parts[stream_id] = (start, [batch.data])
+        else:
+            parts[1].append(batch.data)
+
+    def _refer(
+        self, group: LedgerGroup, stream_id: int, start: Offset, batch: Batch, sent: tuple[Any, ...]
+    ) -> None:
+        """Rows that make staged chunks messages of a stream, without a byte of their data."""
+        messages, size = start
+        for chunk in batch.chunks:
+            place = (size, messages, chunk.messages, chunk.size, self.last_ms)
+            reference = (chunk.id, None, None)
+            group.rows.append((self.next_position, stream_id, MESSAGES, *place, *sent, *reference))
+            self.next_position += chunk.messages
+            messages += chunk.messages
+            size += chunk.size
+            # Only the first row of a batch is a link in its producer's chain.
+            sent = (*sent[:3], None, None)
+        group.bytes += ROW_BYTES * len(batch.chunks)
+        # Readers who wait must ask for the data: it is not at hand.
+        group.unshown.add(stream_id)
+
+    def mark(
+        self,
+        group: LedgerGroup,
+        entry: Entry,
+        kind: int,
+        sent: tuple[Any, ...] = NO_PRODUCER,
+        *,
+        at: Offset | None = None,
+    ) -> None:
+        """Something other than messages happened to a stream: a row of the log without data.
+
+        It stands at the tail, unless it is about another place.
+        """
+        stream = entry.stream
+        messages, size = at or stream.tail
+        place = (size, messages, 1, 0, self.last_ms)
+        group.rows.append((self.next_position, stream.id, kind, *place, *sent, *NO_DATA))
+        self.next_position += 1
+
+    def apply(
+        self, group: LedgerGroup, entry: Entry, request: Append, outcome: Appended, now_ms: int
+    ) -> None:
+        """Carry out an accepted append."""
+        stream = entry.stream
+        producer = outcome.producer
+        sent = NO_PRODUCER
+        if producer is not None:
+            before = self.find_producer(entry, producer.id)
+            same_epoch = before is not None and before.epoch == producer.epoch
+            previous = before.position if before is not None and same_epoch else None
+            sent = (producer.id, producer.epoch, producer.seq, previous, request.digest)
+            entry.producers[producer.id] = producer
+            group.producers[stream.id, producer.id] = producer
+        if request.batch is not None:
+            self.write(group, entry, outcome.start, request.batch, sent)
+            stream.tail = outcome.tail
+            sent = NO_PRODUCER
+        conditions = request.conditions
+        if conditions is not None and conditions.key is not None:
+            actor = request.actor
+            place = (stream.id, "" if actor is None else actor.name, conditions.key)
+            self.keep_append_key(group, place, request.digest, outcome, now_ms)
+        if request.seq is not None:
+            stream.seq = request.seq
+        if outcome.closed:
+            stream.closed = True
+            claim = request.producer
+            stream.closed_by = None if claim is None else (claim.id, claim.epoch, claim.seq)
+            self.mark(group, entry, CLOSED, sent)
+        self.slide(entry, now_ms)
+        self.touch(group, entry)
+
+    def truncate(self, group: LedgerGroup, entry: Entry, first: Offset) -> None:
+        """Let a stream begin at `first`; the rows before stay until the log needs them no more."""
+        stream = entry.stream
+        stream.first = first
+        values = (self.next_position, stream.id, self.last_ms)
+        group.statements.append(("insert_truncation", values))
+        self.mark(group, entry, TRUNCATED, at=first)
+        self.touch(group, entry)
+
+    def slide(self, entry: Entry, now_ms: int) -> bool:
+        """Restart the time to live; true when what is stored no longer covers it."""
+        stream = entry.stream
+        if stream.lifetime.ttl_s is None:
+            return False
+        stream.touched_ms = now_ms
+        deadline_ms = stream.lifetime.deadline_ms(now_ms)
+        stored_ms = entry.stored_deadline_ms
+        assert deadline_ms is not None
+        if stored_ms is not None and stored_ms >= deadline_ms:
+            return False
+        entry.stored_deadline_ms = stream.lifetime.stored_deadline_ms(now_ms)
+        return True
+
+    def remove(self, group: LedgerGroup, entry: Entry, kind: int) -> None:
+        """End a stream: softly while forks read it, else for good, its sources with it."""
+        self.mark(group, entry, kind)
+        self._remove(group, entry)
+
+    def _remove(self, group: LedgerGroup, entry: Entry) -> None:
+        stream = entry.stream
+        self.touch(group, entry)
+        entry.reshaped_in = group.number
+        if stream.forks_count > 0:
+            stream.soft_deleted = True
+            return
+        entry.gone = True
+        entry.ended_ms = self.last_ms
+        if stream.fork is None:
+            return
+        source = self.find_id(stream.fork.source_id)
+        assert source is not None, "a fork's source outlives it"
+        source.stream.forks_count -= 1
+        self.touch(group, source)
+        if source.stream.soft_deleted:
+            self._remove(group, source)
+
+    # Committing
+
+    def seal(self, group: LedgerGroup) -> None:
+        """Take down what to write and what to show, before later decisions change it again."""
+        for entry in group.entries.values():
+            stream = entry.stream
+            hot = records.hot_columns(
+                stream, entry.state, self.last_ms, entry.stored_deadline_ms, entry.ended_ms
+            )
+            if stream.id in group.created:
+                group.inserts.append(hot + records.cold_columns(stream))
+            else:
+                group.updates.append((*hot, stream.id))
+            group.views.append((entry, view_of(stream), entry.state))
+        group.key_rows = list(group.keys.values())
+        group.counters = (self.next_position, self.next_stream, self.last_ms)
+
+    def committed(self, group: LedgerGroup) -> list[Published]:
+        """`group` is on disk: readers may see it."""
+        self._pending.remove(group)
+        self._committed = group.number
+        self.keys_committed(group)
+        published = []
+        for entry, view, state in group.views:
+            entry.view = view
+            start, parts = group.parts.get(view.id, (view.tail, ()))
+            shown = None if view.id in group.unshown else parts
+            published.append(Published(view, start, shown, gone=state != LIVE))
+            if state == DELETED:
+                self._drop(entry)
+        return published
+
+    def is_settled(self, path: str) -> bool:
+        """Whether no creation or deletion at `path` is still on its way to disk."""
+        entry = self._by_path.get(path)
+        return entry is None or entry.reshaped_in <= self._committed
+
+
+def view_of(stream: Stream) -> StreamInfo:
+    """A stream as its readers will see it."""
+    return StreamInfo(
+        id=stream.id,
+        path=stream.path,
+        content_type=stream.content_type,
+        is_json=stream.is_json,
+        tail=stream.tail,
+        first=stream.first,
+        closed=stream.closed,
+        lifetime=stream.lifetime,
+        created_ms=stream.created_ms,
+        retention=stream.retention,
+    )

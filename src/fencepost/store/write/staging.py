@@ -1,0 +1,186 @@
+"""Staged parts, as they stand after all decisions made so far.
+
+What is on disk lies in the tables `parts` and `chunks`; what open groups change about it lies on
+top, so that a commit may follow right behind the chunks that it names. Chunks are numbered here and
+not by the database, because a commit refers to them by number before they are on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from fencepost.protocol.commits import Part
+from fencepost.store.contract import Upload
+from fencepost.store.database import Connection
+
+ROW_BYTES = 512
+"""What a small row counts for when a group's work is weighed: writing it takes time as well."""
+
+
+class ChunkRow(NamedTuple):
+    """What is kept of a staged chunk beside its data."""
+
+    id: int
+    ordinal: int
+    messages: int
+    size: int
+    digest: bytes
+
+
+class StagedPart(NamedTuple):
+    """A part that was staged: its type, and the position it was committed at, if it was."""
+
+    media_type: str
+    committed: int | None
+
+
+class Changes:
+    """What one group changes about staged parts."""
+
+    __slots__ = ("chunks", "dropped", "made", "used")
+
+    def __init__(self) -> None:
+        self.made: dict[Part, str] = {}  # new parts and their types
+        self.chunks: dict[Part, dict[int, ChunkRow]] = {}
+        self.used: dict[Part, int] = {}  # parts that became messages, and where
+        self.dropped: set[Part] = set()  # before anything else that the group has of them
+
+
+class StagingGroup(Protocol):
+    """A group as far as this module writes to it."""
+
+    bytes: int
+    staging: Changes | None
+    statements: list[tuple[str, tuple[object, ...]]]
+
+
+class Staging:
+    """The decided state of staged parts. `pending` are the groups not yet on disk, oldest first."""
+
+    def __init__(self, connection: Connection, pending: Sequence[StagingGroup]) -> None:
+        self._connection = connection
+        self._pending = pending
+        self._next_chunk: int | None = None
+        self._waiting: int | None = None
+
+    def reset(self) -> None:
+        """Forget everything that is not on disk; it is counted again when somebody asks."""
+        self._waiting = self._next_chunk = None
+
+    @property
+    def waiting_count(self) -> int:
+        """Parts that wait for their commit."""
+        if self._waiting is None:
+            [(self._waiting,)] = self._connection.fetch("count_waiting_parts")
+        return self._waiting
+
+    @waiting_count.setter
+    def waiting_count(self, count: int) -> None:
+        self._waiting = count
+
+    def _number(self) -> int:
+        """The number of the next chunk."""
+        if self._next_chunk is None:
+            [(self._next_chunk,)] = self._connection.fetch("next_chunk")
+        number = self._next_chunk
+        self._next_chunk += 1
+        return number
+
+    def find(self, part: Part) -> StagedPart | None:
+        """A part that was staged, committed ones included."""
+        committed = None
+        for changes in self._changes():
+            committed = changes.used.get(part) if committed is None else committed
+            if part in changes.made:
+                return StagedPart(changes.made[part], committed)
+            if part in changes.dropped:
+                return None
+        found = self._on_disk(part)
+        if found is not None and committed is not None:
+            return StagedPart(found.media_type, committed)
+        return found
+
+    def _on_disk(self, part: Part) -> StagedPart | None:
+        for row in self._connection.fetch("find_part", part):
+            return StagedPart(*row)
+        return None
+
+    def chunks(self, part: Part) -> list[ChunkRow]:
+        """The chunks of a part, in order."""
+        found: dict[int, ChunkRow] = {}
+        for changes in self._changes():
+            found.update(changes.chunks.get(part, {}))
+            if part in changes.dropped:
+                break
+        else:
+            found.update(self._chunks_on_disk(part))
+        return [found[ordinal] for ordinal in sorted(found)]
+
+    def _chunks_on_disk(self, part: Part) -> dict[int, ChunkRow]:
+        return {row[1]: ChunkRow(*row) for row in self._connection.fetch("part_chunks", part)}
+
+    def find_chunk(self, part: Part, ordinal: int) -> bytes | None:
+        """The digest of a chunk that was uploaded before."""
+        for changes in self._changes():
+            chunk = changes.chunks.get(part, {}).get(ordinal)
+            if chunk is not None:
+                return chunk.digest
+            if part in changes.dropped:
+                return None
+        return self._digest_on_disk(part, ordinal)
+
+    def _digest_on_disk(self, part: Part, ordinal: int) -> bytes | None:
+        rows = self._connection.fetch("find_chunk", (*part, ordinal))
+        return bytes(rows[0][0]) if rows else None
+
+    def _changes(self) -> Iterator[Changes]:
+        """What is on its way to disk, the newest first."""
+        for group in reversed(self._pending):
+            if group.staging is not None:
+                yield group.staging
+
+    # Deciding: each of these changes the state and the open group together
+
+    def add(self, group: StagingGroup, upload: Upload, *, new: bool, now_ms: int) -> None:
+        """Keep a chunk, of a `new` part or of one that is there already."""
+        part, batch = upload.part, upload.batch
+        changes = _changes_of(group)
+        if new:
+            changes.made[part] = upload.media_type
+            values: tuple[object, ...] = (*part, upload.media_type, now_ms)
+            group.statements.append(("save_part", values))
+            self.waiting_count += 1
+        row = ChunkRow(self._number(), upload.ordinal, batch.messages, batch.size, upload.digest)
+        changes.chunks.setdefault(part, {})[upload.ordinal] = row
+        values = (row.id, *part, *row[1:4], now_ms, batch.lengths, batch.data, row.digest)
+        group.statements.append(("save_chunk", values))
+        group.bytes += batch.size
+
+    def use(self, group: StagingGroup, part: Part, position: int) -> None:
+        """A commit makes a part messages: it can do so once."""
+        _changes_of(group).used[part] = position
+        group.statements.append(("commit_part", (position, *part)))
+        group.bytes += ROW_BYTES
+        self.waiting_count -= 1
+
+    def drop(self, group: StagingGroup, part: Part) -> None:
+        """Drop a part that nobody committed, its chunks in flight included."""
+        found = self.find(part)
+        if found is None or found.committed is not None:
+            return
+        size = sum(chunk.size for chunk in self.chunks(part))
+        changes = _changes_of(group)
+        changes.made.pop(part, None)
+        changes.chunks.pop(part, None)
+        changes.dropped.add(part)
+        group.statements.append(("drop_part", part))
+        group.statements.append(("drop_chunks", part))
+        group.bytes += size
+        self.waiting_count -= 1
+
+
+def _changes_of(group: StagingGroup) -> Changes:
+    if group.staging is None:
+        group.staging = Changes()
+    return group.staging
