@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import ENGINES, PostgresEngine, SqliteEngine, Subject
 

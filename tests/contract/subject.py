@@ -18,10 +18,10 @@ from fencepost.protocol.creates import Create, Created, ForkFrom
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk, Store, StreamInfo
-from fencepost.store.maintain.interface import Upkept
+from fencepost.store.maintain.jobs import MaintainedStore
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
 from fencepost.testing.postgres import shared_server
@@ -94,9 +94,9 @@ class Subject:
         self.store = engine.open()
 
     @property
-    def kept(self) -> Upkept:
+    def kept(self) -> MaintainedStore:
         """The store as its upkeep sees it."""
-        return cast(Upkept, self.store)
+        return cast(MaintainedStore, self.store)
 
     async def reopen(self) -> None:
         """Close the store and open another one on the same data."""

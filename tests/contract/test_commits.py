@@ -33,7 +33,7 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Missing, Published
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import JSON, ask_append, ask_commit, commit, conditional, item
 from tests.contract.sliced import also_in_slices

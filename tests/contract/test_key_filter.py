@@ -13,12 +13,12 @@ import pytest
 from fencepost.protocol.appends import Appended, KeyReused, Replayed
 from fencepost.protocol.commits import Committed
 from fencepost.store.read.lists import keys
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.connection import FILE
 from fencepost.store.sqlite.maintain import SqliteUpkeep
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.write.recent_keys import RecentKeys
+from fencepost.store.write.keys import RecentKeys
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import ask_append, ask_commit, item
 from tests.contract.subject import Subject

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fencepost.protocol.streams import Lifetime
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.maintain import SqliteUpkeep
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject, answered

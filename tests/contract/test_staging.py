@@ -22,7 +22,7 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut
 from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
-from fencepost.store.maintain import jobs as upkeeping
+from fencepost.store.maintain import jobs
 from fencepost.store.maintain.jobs import Upkeep
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
@@ -441,7 +441,7 @@ async def test_a_committed_part_is_forgotten_when_its_data_is_gone_and_its_time_
 async def test_used_parts_are_looked_at_piece_by_piece_and_then_again(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeeping, "PARTS_PER_LOOK_MAX", 2)
+    monkeypatch.setattr(jobs, "PARTS_PER_LOOK_MAX", 2)
     upkeep = _upkeep(subject)
     for number in range(5):
         await ask_stage(subject, f"p{number}", b"x")

@@ -31,7 +31,7 @@ from fencepost.protocol.writers import (
     WriterQueryChanged,
     WritersFull,
 )
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import ask_append, ask_commit, ask_stage, item
 from tests.contract.sliced import also_in_slices

@@ -12,7 +12,7 @@ from fencepost.protocol.creates import Create
 from fencepost.protocol.offsets import START
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk, StreamInfo
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import FaultVfs, SimClock
 from tests.faults.recovery import ask

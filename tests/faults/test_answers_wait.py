@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.server.settings import ServerSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.store import StoreBrokenError
 from fencepost.testing import FailingDisk, SyncGate, TestServer, fault_vfs
 from fencepost.testing.vfs import WAL

@@ -13,8 +13,8 @@ import apsw
 
 from fencepost.protocol.appends import Appended, Duplicate, SequenceGap
 from fencepost.store.contract import Deleted, Failed
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.connection import is_disk_error
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.testing import FullDisk, TestServer, fault_vfs
 from tests.faults.recovery import check_rows
 from tests.faults.stores import an_append, append, appended, content, create, delete, opened

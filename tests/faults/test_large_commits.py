@@ -18,8 +18,8 @@ from fencepost.protocol.batches import bytes_batch, digest
 from fencepost.protocol.commits import Commit, CommitItem, CommitReplayed, CommittedInSlices
 from fencepost.protocol.writers import BatchDone, WriterBatch, WriterOpen, WriterOpened
 from fencepost.store.contract import Chunk, Failed, StreamInfo, Unknown
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore, StoreBrokenError
 from fencepost.testing import Disk, DiskLog, FullDisk, SimClock, fault_vfs
 from fencepost.testing.disk import everything, nothing, some_prefix, some_sectors, write_image

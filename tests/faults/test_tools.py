@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.testing import Disk, DiskLog, SimClock, TestServer
 from fencepost.testing.disk import (
     Delete,

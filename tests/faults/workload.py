@@ -19,8 +19,8 @@ from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Upload
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.connection import SqliteConnection, fold
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing import DiskLog, SimClock, SyncGate, fault_vfs
 from tests.faults.model import Drop, Messages, Model, Remove, Request, Truncate

@@ -17,7 +17,7 @@ from fencepost.protocol.retention import Cut, Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Config, Link, Subscription
 from fencepost.protocol.writers import WriterBatch, WriterOpen
-from fencepost.store import subscription_records as subscribed
+from fencepost.store import records
 from fencepost.store.contract import Staged, Upload
 from fencepost.store.maintain.jobs import Upkeep
 from fencepost.store.sqlite.maintain import SqliteUpkeep
@@ -204,8 +204,8 @@ async def _subscriptions(subject: Subject) -> None:
     def save(decider: Decider) -> None:
         decider.group.statements += [
             ("save_secret", ("signing", b"secret" * 6, decider.tick())),
-            ("insert_subscription", subscribed.subscription_columns(subscription)),
-            ("save_link", subscribed.link_columns(subscription, link)),
+            ("insert_subscription", records.subscription_columns(subscription)),
+            ("save_link", records.link_columns(subscription, link)),
         ]
 
     await subject.kept.decide(save)

@@ -11,9 +11,9 @@ import pytest
 
 from fencepost.protocol.offsets import Offset
 from fencepost.store.contract import Store
-from fencepost.store.maintain.retention import Keeper
+from fencepost.store.maintain.jobs import Keeper
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import Subject, answered

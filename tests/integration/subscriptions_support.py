@@ -27,7 +27,7 @@ from fencepost.protocol.limits import Limits
 from fencepost.protocol.subscriptions import Config, normalised
 from fencepost.server.subscriptions.opening import Subscriptions, open_subscriptions
 from fencepost.server.subscriptions.settings import SubscriptionSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 

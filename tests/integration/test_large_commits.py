@@ -53,10 +53,10 @@ from fencepost.store.large.slices import decode_slice
 from fencepost.store.log_contract import BeyondHead, LogChunk, LogQuery, LogRows, Pruned
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.connection import FILE
 from fencepost.store.sqlite.maintain import SqliteUpkeep
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 from fencepost.testing.clock import SimClock

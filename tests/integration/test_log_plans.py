@@ -16,8 +16,8 @@ from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import Part, Selection
 from fencepost.store.log_contract import LogChunk, LogQuery, Plan, PlanQuery
 from fencepost.store.maintain import purge as purges
+from fencepost.store.read import log
 from fencepost.store.read import log_plan as plans
-from fencepost.store.read import log_spans
 from fencepost.store.read.chunks import Readers
 from fencepost.store.read.log import SqlLogs, read_log
 from fencepost.store.read.log_selection import STREAMS_MAX
@@ -224,9 +224,9 @@ def test_however_rows_are_found_they_are_the_selected_ones_in_order(
     streams_max: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_spans, "STREAMS_MAX", streams_max)
-    monkeypatch.setattr(log_spans.Span, "block_positions", 1_000)
-    monkeypatch.setattr(log_spans.Search, "enough_positions", 12_000)
+    monkeypatch.setattr(log, "STREAMS_MAX", streams_max)
+    monkeypatch.setattr(log.Span, "block_positions", 1_000)
+    monkeypatch.setattr(log.Search, "enough_positions", 12_000)
     connection = SqliteConnection(connect(filled))
     paths: dict[Any, Any] = dict(connection.raw.execute("SELECT id, path FROM streams"))
     wanted = [

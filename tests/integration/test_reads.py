@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fencepost.server.settings import ServerSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.testing import SimClock, TestServer
 from tests.engines import engine as engine
 from tests.integration.raw import Connection, ask, events, request

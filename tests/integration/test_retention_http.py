@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fencepost.server.settings import AuthSettings, ServerSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.testing import TestServer
 from tests.engines import engine as engine
 from tests.integration.raw import Connection, ask, code_of

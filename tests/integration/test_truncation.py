@@ -13,9 +13,8 @@ from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Truncated
 from fencepost.store.database import Row
-from fencepost.store.maintain import jobs as upkeeping
+from fencepost.store.maintain import jobs
 from fencepost.store.maintain import purge as purges
-from fencepost.store.maintain import retention as keeping
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from tests.contract.conditional import ask_commit, ask_stage, item
@@ -257,7 +256,7 @@ async def test_a_stream_that_is_truncated_all_the_time_leaves_few_records(
 async def test_a_deleted_stream_is_whole_at_every_step_of_its_purge(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeeping, "ROWS_PER_PURGE_MAX", 1)
+    monkeypatch.setattr(jobs, "ROWS_PER_PURGE_MAX", 1)
     await kept.made("s", JSON)
     await numbers(kept, "s", 4)
     await kept.truncate("s", Offset(2, 2))
@@ -267,7 +266,7 @@ async def test_a_deleted_stream_is_whole_at_every_step_of_its_purge(
     [(stream_id,)] = rows
 
     steps = 0
-    while await kept.sqlite.between_commits(partial(upkeeping._purge_rows, stream_id)):
+    while await kept.sqlite.between_commits(partial(jobs._purge_rows, stream_id)):
         assert check(kept.folder).findings == []
         steps += 1
 
@@ -275,7 +274,7 @@ async def test_a_deleted_stream_is_whole_at_every_step_of_its_purge(
 
 
 async def test_purging_goes_in_pieces(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "ROWS_PER_STEP_MAX", 3)
+    monkeypatch.setattr(jobs, "ROWS_PER_STEP_MAX", 3)
     await kept.made("s", JSON)
     await numbers(kept, "s", 20)
     await kept.truncate("s", Offset(11, 12))

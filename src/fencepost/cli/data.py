@@ -36,10 +36,11 @@ from fencepost.store.check.report import Progress as Tell
 from fencepost.store.check.report import Report, UnreadableError, ignore
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import SqliteSettings
+from fencepost.store.sql import SchemaTooNewError
 from fencepost.store.sqlite import backup as copies
 from fencepost.store.sqlite.check import check as check_place
-from fencepost.store.sqlite.connection import FolderInUseError, SchemaTooNewError
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.sqlite.connection import FolderInUseError
 
 FINDINGS, UNREADABLE = 1, 2
 """Exit codes beside 0: something is wrong with the data, or nothing can be said about it."""

@@ -19,8 +19,8 @@ from fencepost.cli.settings import SettingsError, default_folder, load_store
 from fencepost.server.stores import CannotOpenError, describe, schema_of
 from fencepost.server.stores import migrate as migrate_store
 from fencepost.store.contract import StoreAwayError
-from fencepost.store.schema import Schema
-from fencepost.store.sqlite.connection import FolderInUseError, SchemaTooNewError
+from fencepost.store.sql import Schema, SchemaTooNewError
+from fencepost.store.sqlite.connection import FolderInUseError
 
 
 def migrate(

@@ -19,7 +19,7 @@ from fencepost.cli.workers import Plan, WorkersFailedError, supervise, supports_
 from fencepost.server.running import run
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 
 PORT_MAX = 65535
 

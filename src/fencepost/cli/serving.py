@@ -8,7 +8,8 @@ import signal
 from fencepost.server.auth import AuthConfigError
 from fencepost.server.stores import AnyStoreSettings, CannotOpenError, describe
 from fencepost.store.contract import StoreAwayError
-from fencepost.store.sqlite.connection import FolderInUseError, SchemaTooNewError
+from fencepost.store.sql import SchemaTooNewError
+from fencepost.store.sqlite.connection import FolderInUseError
 from fencepost.store.sqlite.store import StoreBrokenError
 
 

@@ -38,7 +38,7 @@ from fencepost.server.settings import (
 from fencepost.server.stores import AnyStoreSettings
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 
 T = TypeVar("T")
 

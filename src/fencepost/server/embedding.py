@@ -24,7 +24,7 @@ from fencepost.server.assembly import Assembly
 from fencepost.server.running import url_of
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 
 
 @contextlib.asynccontextmanager

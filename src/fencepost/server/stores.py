@@ -24,11 +24,11 @@ from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.read.chunks import Readers
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
-from fencepost.store.schema import Schema
+from fencepost.store.settings import SqliteSettings
+from fencepost.store.sql import Schema
 from fencepost.store.sqlite import migrate as sqlite_schema
 from fencepost.store.sqlite.connection import PAGE_BYTES
 from fencepost.store.sqlite.maintain import SqliteUpkeep
-from fencepost.store.sqlite.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
 from fencepost.store.write.decider import Decider

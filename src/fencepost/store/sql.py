@@ -1,12 +1,15 @@
-"""Named SQL: each query lives in a .sql file under a line that says its name.
+"""SQL in files: named queries, and numbered migrations with what a schema still lacks of them.
 
-A query begins at `-- name: some_name`; comment lines below it are its description.
+A query lives in a .sql file under the line `-- name: some_name`; comment lines below that line
+describe it. A migration is a file of its own, named `0001_first.sql` and so on.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib import resources
+from typing import NamedTuple
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
@@ -33,3 +36,34 @@ def load_migrations(package: str) -> list[tuple[int, str, str]]:
 def _statement(body: str) -> str:
     lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
     return "\n".join(lines).strip().rstrip(";")
+
+
+class SchemaTooNewError(Exception):
+    """The data was written by a newer Fencepost: run that version, or restore a backup."""
+
+
+class Step(NamedTuple):
+    """One migration: its number, its name, and what it runs."""
+
+    number: int
+    name: str
+    sql: str
+
+
+class Schema(NamedTuple):
+    """The version that the data has, the newest that this version knows, and the way there."""
+
+    current: int
+    newest: int
+    pending: tuple[Step, ...]
+
+    @property
+    def is_older(self) -> bool:
+        return bool(self.pending)
+
+
+def schema_at(current: int, migrations: Iterable[tuple[int, str, str]]) -> Schema:
+    """Where data of the version `current` stands among all migrations, which are in order."""
+    steps = [Step(*migration) for migration in migrations]
+    pending = tuple(step for step in steps if step.number > current)
+    return Schema(current, steps[-1].number, pending)

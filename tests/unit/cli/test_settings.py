@@ -10,7 +10,7 @@ from fencepost.cli.settings import TABLES, SettingsError, default_folder, load, 
 from fencepost.server.settings import ServerSettings
 from fencepost.server.stores import AnyStoreSettings, describe
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 
 
 def from_text(

@@ -7,7 +7,7 @@ from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Append
 from fencepost.protocol.batches import bytes_batch
 from fencepost.protocol.creates import Create
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 
 BYTES = "application/octet-stream"

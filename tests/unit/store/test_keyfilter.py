@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.store.write.key_filter import BYTES_MIN, BYTES_PER_KEY, KeyFilter
+from fencepost.store.write.keys import BYTES_MIN, BYTES_PER_KEY, KeyFilter
 
 PLACES = st.tuples(st.integers(0, 2**40), st.text(max_size=5), st.text(max_size=20))
 

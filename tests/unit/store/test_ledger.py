@@ -11,13 +11,9 @@ from fencepost.protocol.batches import bytes_batch, digest
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime, Stream
 from fencepost.store.records import REMOVED
-from fencepost.store.sqlite.connection import (
-    SchemaTooNewError,
-    SqliteConnection,
-    connect,
-    migrate,
-)
-from fencepost.store.sqlite.writer import LedgerWriter
+from fencepost.store.sql import SchemaTooNewError
+from fencepost.store.sqlite.connection import LedgerWriter, SqliteConnection, connect
+from fencepost.store.sqlite.migrate import migrate
 from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
 
 STREAMS_MAX = 8

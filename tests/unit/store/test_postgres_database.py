@@ -29,7 +29,7 @@ from fencepost.store.postgres.driver.connection import (
 )
 from fencepost.store.postgres.migrate import migrate, migrate_database, schema_of
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.sqlite.connection import SchemaTooNewError
+from fencepost.store.sql import SchemaTooNewError
 from fencepost.testing.postgres import PostgresServer
 
 WAIT_SECONDS = 20

@@ -28,7 +28,7 @@ from fencepost.server.handlers.commit_answers import at_item, committed, staged,
 from fencepost.server.handlers.parsing import RefusedError, bad
 from fencepost.server.handlers.querying import Parameters
 from fencepost.store.contract import Failed, Store, Unknown, Upload
-from fencepost.store.large.memory import dissolve, paused_collector
+from fencepost.store.memory import dissolve, paused_collector
 
 COMMIT_PATH = b"/v1/commit"
 STAGING_ROOT = b"/v1/staging/"

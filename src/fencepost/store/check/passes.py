@@ -1,11 +1,10 @@
-"""The passes of `fencepost check` that are the same on every store.
+"""The passes of `fencepost check`, which are the same for every store.
 
-Every invariant that the store relies on is looked at, in a few passes that each read their tables
-once and in order. Nothing is written and nothing repaired: a finding says what is wrong and where,
-and the way back is a backup.
+A pass reads its tables once and in order, and reports every broken invariant that it sees. A check
+writes and repairs nothing: a finding says what is wrong and where, and the way back is a backup.
 
-Each store brings the queries, under the same names and with the same columns. Tables that an older
-database does not have, or that a store does without, are passed over. Memory is bounded by the
+Each store brings the queries, under the same names and with the same columns. A table that an older
+database does not have, or that a store does without, is passed over. Memory is bounded by the
 number of streams, not by their messages: what has to be sorted is sorted by the database.
 """
 
@@ -14,18 +13,20 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
+
+import msgspec
 
 from fencepost.protocol.batches import message_lengths
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
-from fencepost.store.check.commits import LargeCommitCheck, check_writers
-from fencepost.store.check.keys import KeyCheck
-from fencepost.store.check.producers import ProducerCheck
 from fencepost.store.check.report import Progress, Report, Rows, StreamState
-from fencepost.store.check.rows import RowCheck, json_wrong, lengths_wrong
+from fencepost.store.check.rows import ProducerCheck, RowCheck, json_wrong, lengths_wrong
 from fencepost.store.database import Row
+from fencepost.store.large.recovery import CERTAIN, REDONE, UNDECIDED
+from fencepost.store.large.slices import Slice, decode_slice
 from fencepost.store.maintain.purge import unpack_runs
 from fencepost.store.read.log_selection import WIDTH
 from fencepost.store.records import DELETED, LIVE, TRUNCATED
@@ -348,3 +349,128 @@ def _is_place(row: Row, at: Offset, *, is_json: bool) -> bool:
         return False
     ends = accumulate(message_lengths(count, size, lengths), initial=start)
     return (at.messages, at.bytes) in enumerate(ends, start=version)
+
+
+def check_writers(report: Report, writers: Iterable[Row], last_ms: int) -> None:
+    """Writers agree with themselves: what they published is in the same row as who they are."""
+    for name, query, epoch, batch, digest, opened_ms, updated_ms in writers:
+        report.counts["writers"] += 1
+        where = f"writer {name}"
+        if not name or not query or epoch < 1 or (batch is not None and batch < 0):
+            detail = f"query {query!r}, epoch {epoch}, batch {batch}"
+            report.add("writer_wrong", where, detail)
+        elif batch is None and digest is not None:
+            report.add("writer_wrong", where, "the digest of a batch that was never published")
+        if not opened_ms <= updated_ms <= last_ms:
+            detail = f"opened {opened_ms}, used {updated_ms}, now {last_ms}"
+            report.add("writer_time_wrong", where, detail)
+
+
+class LargeCommitCheck:
+    """The commits that wait to be finished."""
+
+    def __init__(self, report: Report, rows: Rows) -> None:
+        self._report = report
+        self._rows = rows
+
+    def run(self, next_position: int) -> None:
+        """Look at all of them."""
+        under_way = 0
+        for first, last, state in self._rows("large_commits"):
+            where = f"large commit at {first}"
+            under_way += state < REDONE
+            if state not in (UNDECIDED, CERTAIN, REDONE) or not first <= last < next_position:
+                detail = f"state {state}, positions {first} to {last} of {next_position}"
+                self._report.add("large_commit_wrong", where, detail)
+            elif state == CERTAIN:
+                self._check_slices(where, first)
+        if under_way > 1:
+            detail = f"{under_way} of them, where one is under way at a time"
+            self._report.add("large_commit_wrong", "large commits", detail)
+
+    def _check_slices(self, where: str, first: int) -> None:
+        expected: int | None = None
+        ended = False
+        for number, carried, content in self._rows("slices_of", first):
+            if carried:
+                continue
+            if number != (number if expected is None else expected):
+                self._report.add("slice_missing", where, f"no slice {expected}, but {number}")
+            expected = number + 1
+            try:
+                piece = decode_slice(content)
+            except msgspec.DecodeError as error:
+                detail = f"slice {number} cannot be read: {error}"
+                self._report.add("slice_unreadable", where, detail)
+                continue
+            ended = piece.is_last
+            self._check_uncarried(where, number, piece)
+        if expected is None or not ended:
+            self._report.add("slice_missing", where, "its last slice is not there")
+
+    def _check_uncarried(self, where: str, number: int, piece: Slice) -> None:
+        positions = json.dumps([row[0] for row in piece.log])
+        [(found,)] = self._rows("rows_at", positions)
+        if found:
+            detail = f"{found} rows of slice {number} are in the log, and the slice is not done"
+            self._report.add("slice_half_carried", where, detail)
+
+
+class KeyCheck:
+    """The keys of one database."""
+
+    def __init__(self, report: Report, rows: Rows, streams: Mapping[int, StreamState]) -> None:
+        self._report = report
+        self._rows = rows
+        self._streams = streams
+
+    def messages(self) -> None:
+        """Each stands for an append that is there, and for one of its own."""
+        for row in self._rows("keys"):
+            self._report.counts["keys"] += 1
+            self._check(row)
+        for stream, start_bytes, count in self._rows("keys_sharing_messages"):
+            self._report.add(
+                "keys_share_messages",
+                f"stream {stream}",
+                f"{count} keys stand for the append at byte {start_bytes}",
+            )
+
+    def _check(self, row: Row) -> None:
+        stream_id, key, messages, size, tail_messages, tail_bytes, closed, position = row[:8]
+        first_position, version, last_position, end_messages, end_bytes = row[8:]
+        where = f"key {key} of stream {stream_id}"
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._report.add("key_without_stream", where, "its stream does not exist")
+            return
+        if tail_bytes == size:
+            if closed and (stream.closed_at is None or position > stream.closed_at):
+                self._report.add("key_without_messages", where, "it closed a stream that is open")
+            return
+        if position - (tail_messages - messages) < stream.purged:
+            return  # its first message is gone
+        if first_position is None or last_position is None:
+            self._report.add("key_without_messages", where, f"nothing begins at byte {size}")
+        elif (version, end_messages, end_bytes) != (messages, tail_messages, tail_bytes):
+            self._report.add(
+                "key_wrong",
+                where,
+                f"says {messages}..{tail_messages} up to byte {tail_bytes}, the log"
+                f" {version}..{end_messages} up to {end_bytes}",
+            )
+        elif position != last_position:
+            self._report.add("key_wrong", where, f"says {position}, the log {last_position}")
+
+    def index(self) -> None:
+        """Each is found where it is looked for, and only once."""
+        for stream, key, count in self._rows("keys_used_twice"):
+            where = f"key {key} of stream {stream}"
+            self._report.add("key_used_twice", where, f"it has {count} rows")
+        for stream, key in self._rows("keys_without_place"):
+            where = f"key {key} of stream {stream}"
+            self._report.add("key_not_indexed", where, "its index does not show it")
+        for stream, key, number in self._rows("places_without_key"):
+            where = f"key {key} of stream {stream}"
+            detail = f"its index shows row {number}, which is not its own"
+            self._report.add("key_index_wrong", where, detail)

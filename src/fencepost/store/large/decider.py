@@ -43,7 +43,7 @@ from fencepost.store.large.recovery import CERTAIN
 from fencepost.store.large.slices import slice_of
 from fencepost.store.write.decider import Counts, Decider
 from fencepost.store.write.drafts import Draft
-from fencepost.store.write.key_ledger import COMMITS
+from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.ledger import Ledger, LedgerGroup
 
 Try = tuple[Append, Producer | None, AppendOutcome]

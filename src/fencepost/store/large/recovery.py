@@ -30,7 +30,7 @@ def tell_made(watcher: Watcher, piece: Slice) -> None:
         watcher.created(made.id, made.path, START)
 
 
-def redo(connection: Connection, write: Callable[[Slice], None]) -> None:
+def redo(connection: Connection, write: Callable[[Slice], object]) -> None:
     """Finish what is certain and drop what is not; `write` puts rows into the tables."""
     for first, _, state in connection.fetch("large_commits"):
         if state == UNDECIDED:
@@ -44,7 +44,7 @@ def redo(connection: Connection, write: Callable[[Slice], None]) -> None:
     connection.execute("drop_stray_slices")
 
 
-def _finish(connection: Connection, first: int, write: Callable[[Slice], None]) -> None:
+def _finish(connection: Connection, first: int, write: Callable[[Slice], object]) -> None:
     # Nobody may see a part of it: the positions are held back until the last slice is in.
     while found := connection.fetch("next_slice", (first, 0)):
         [(number, content)] = found

@@ -8,7 +8,7 @@ from fencepost.store.contract import BadOffset, Chunk, Missing, StreamInfo, Trun
 from fencepost.store.database import Row
 from fencepost.store.postgres.driver.connection import PostgresConnection
 from fencepost.store.read import chunks as reading
-from fencepost.store.write.forks import own_segments
+from fencepost.store.read.chunks import own_segments
 
 
 def read_stream(

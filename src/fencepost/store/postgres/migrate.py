@@ -24,9 +24,7 @@ from fencepost.store.postgres.driver.connection import (
     is_away,
 )
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.schema import Schema, Step, schema_at
-from fencepost.store.sql import load_migrations
-from fencepost.store.sqlite.connection import SchemaTooNewError
+from fencepost.store.sql import Schema, SchemaTooNewError, Step, load_migrations, schema_at
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from fencepost.protocol.offsets import START
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.store import records
-from fencepost.store import subscription_records as subscribed
 from fencepost.store.contract import Failure, LiveStream, Published, Watcher
 from fencepost.store.database import Row
 from fencepost.store.postgres.cluster.feed import Turn
@@ -133,7 +132,7 @@ class PostgresSubscriptions:
         rows, links, last, followed = await self._store.readers.run(_load)
         [(self._saved, _)] = followed
         self._following.turn = self._saved
-        found = subscribed.subscriptions_from_rows(rows, links)
+        found = records.subscriptions_from_rows(rows, links)
         self._takes.unsure = {
             one.config.wake_stream for one in found if one.config.wake_stream is not None
         }
@@ -167,7 +166,7 @@ class PostgresSubscriptions:
         self, prefix: tuple[str, ...], matches: Callable[[str], bool]
     ) -> list[LiveStream]:
         return await self._store.readers.run(
-            partial(subscribed.live_streams, prefix=prefix, matches=matches)
+            partial(records.live_streams, prefix=prefix, matches=matches)
         )
 
     async def secret(self, name: str, fresh: bytes) -> bytes:
@@ -216,7 +215,7 @@ class PostgresSubscriptions:
                 log.exception("a subscription could not be told what became of a write")
 
     def insert(self, subscription: Subscription) -> None:
-        self._write("insert_subscription", *subscribed.subscription_columns(subscription))
+        self._write("insert_subscription", *records.subscription_columns(subscription))
         wake_stream = subscription.config.wake_stream
         if wake_stream is not None:
             self._takes.note(wake_stream, self._expected.get(wake_stream))
@@ -224,7 +223,7 @@ class PostgresSubscriptions:
             self.save_link(subscription, link)
 
     def save_wake(self, subscription: Subscription) -> None:
-        self._write("save_wake", *subscribed.wake_columns(subscription.wake), subscription.id)
+        self._write("save_wake", *records.wake_columns(subscription.wake), subscription.id)
 
     def delete(self, subscription: Subscription) -> None:
         self._write("delete_subscription", subscription.id)
@@ -232,7 +231,7 @@ class PostgresSubscriptions:
 
     def save_link(self, subscription: Subscription, link: Link) -> None:
         self._note(link)
-        self._write("save_link", *subscribed.link_columns(subscription, link))
+        self._write("save_link", *records.link_columns(subscription, link))
 
     def delete_link(self, subscription: Subscription, path: str) -> None:
         self._write("delete_link", subscription.id, path)
@@ -333,7 +332,7 @@ def _announce(decider: Decider, path: str, event: bytes) -> bool:
     entry = decider.alive(path, decider.tick())
     if entry is None or entry.stream.soft_deleted:
         return False
-    batch = subscribed.event_batch(entry.stream, event)
+    batch = records.event_batch(entry.stream, event)
     return isinstance(decider.append(Append(path, batch, entry.stream.media_type)), Appended)
 
 

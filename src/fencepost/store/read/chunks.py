@@ -15,8 +15,15 @@ from itertools import accumulate
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fencepost.protocol.batches import cut, message_lengths
-from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import Segment
+from fencepost.protocol.creates import (
+    BadForkPoint,
+    ForkFrom,
+    ForkPoint,
+    SourceDeleted,
+    SourceMissing,
+)
+from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.streams import Segment, Stream
 from fencepost.store.database import Connection
 
 
@@ -224,3 +231,71 @@ def resolve_sub_offset(
     if stop > min(start + size, segment.end.bytes):
         return None
     return Offset(version + 1, stop)
+
+
+# Places in a stream: what an offset and a sub-offset come to in its rows
+
+
+def fork_point(
+    connection: Connection, source: Stream | None, committed_tail: Offset | None, asked: ForkFrom
+) -> ForkPoint | SourceMissing | SourceDeleted | BadForkPoint:
+    """Where a fork of `source` begins, or why it cannot.
+
+    Rows are looked at only for a place inside the source: its ends are known without.
+    """
+    if source is None:
+        return SourceMissing(asked.path)
+    if source.soft_deleted:
+        return SourceDeleted(asked.path)
+    at = asked.offset if asked.offset is not None else source.tail
+    if at == START:
+        at = source.first  # the beginning, which truncation may have moved
+    if at.bytes > source.tail.bytes:
+        return BadForkPoint("the offset is beyond the end of the source")
+    # A client knows the committed tail; appends behind it may still be on their way.
+    if asked.sub_offset == 0 and at in (source.tail, source.first, committed_tail):
+        return ForkPoint(source, at)
+    if at.bytes < source.first.bytes:
+        return BadForkPoint("the offset is before the first one that is still kept")
+    if not is_place(connection, source, committed_tail, at):
+        return BadForkPoint("the source has no such offset")
+    return _place_in(connection, source, at, asked.sub_offset)
+
+
+def is_place(
+    connection: Connection, stream: Stream, committed_tail: Offset | None, at: Offset
+) -> bool:
+    """Whether a stream has such an offset.
+
+    Only committed rows are looked at: a client cannot know another offset.
+    """
+    if at in (stream.tail, committed_tail):
+        return True
+    segments = own_segments(stream.id, stream.segments, stream.tail)
+    try:
+        read_chunk(connection, segments, at, bytes_max=1, is_json=stream.is_json)
+    except (OffsetError, RowsGoneError):
+        return False
+    return True
+
+
+def _place_in(
+    connection: Connection, source: Stream, at: Offset, sub_offset: int
+) -> ForkPoint | BadForkPoint:
+    segments = own_segments(source.id, source.segments, source.tail)
+    try:
+        if sub_offset == 0:
+            return ForkPoint(source, whole_messages(connection, segments, at))
+        place = resolve_sub_offset(connection, segments, at, sub_offset, is_json=source.is_json)
+    except (OffsetError, RowsGoneError):
+        return BadForkPoint("the source has no such offset")
+    if place is None:
+        return BadForkPoint("the sub-offset goes past the end of the append at the offset")
+    return ForkPoint(source, place)
+
+
+def own_segments(
+    stream_id: int, inherited: tuple[Segment, ...], tail: Offset
+) -> tuple[Segment, ...]:
+    """All the rows of a stream: what it inherited, then its own up to `tail`."""
+    return (*inherited, Segment(stream_id, tail))

@@ -1,9 +1,9 @@
-"""The file itself: opening it, its pragmas, its schema, and the lock that keeps it to one server.
+"""The SQLite file of the embedded store: connections to it, writing to it, and its folder's lock.
 
 Durability rests on a few settings that look like details: WAL with synchronous=FULL means that
-COMMIT returns after the fsync of the log; auto_vacuum has to be chosen before the first table or
-deleted space never comes back; automatic checkpoints are off because they would run inside
-somebody's commit.
+COMMIT returns after the fsync of the log; auto_vacuum has to be chosen before the first table, or
+deleted space never comes back; automatic checkpoints are off because they would run inside the
+commit of some request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fcntl
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -20,8 +20,10 @@ from typing import Self, TextIO
 import apsw
 
 from fencepost.store.database import Row, Values
-from fencepost.store.sql import load_migrations, load_queries
+from fencepost.store.records import producer_columns
+from fencepost.store.sql import load_queries
 from fencepost.store.write.group_commit import DiskFullError
+from fencepost.store.write.ledger import Carried, LedgerGroup
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +50,6 @@ for _file in ("queries", "keys", "logs", "lists", "retention", "subscriptions"):
 
 class FolderInUseError(Exception):
     """Another server has this data folder open: stop it, or name another folder with --data."""
-
-
-class SchemaTooNewError(Exception):
-    """The data was written by a newer Fencepost: run that version, or restore a backup."""
 
 
 class FolderLock:
@@ -106,23 +104,6 @@ def connect(
     if readonly:
         connection.pragma("query_only", 1)
     return connection
-
-
-def migrate(connection: apsw.Connection) -> None:
-    """Bring the schema up to this version's; each step is a transaction of its own."""
-    current = connection.pragma("user_version")
-    migrations = load_migrations("fencepost.store.sqlite.migrations")
-    newest = migrations[-1][0]
-    if current > newest:
-        raise SchemaTooNewError(
-            f"the data folder has schema version {current}, this server knows {newest}: "
-            "run the newer version, or restore a backup"
-        )
-    for number, _, script in migrations:
-        if number > current:
-            with connection:
-                connection.execute(script)
-                connection.pragma("user_version", number)
 
 
 def fold(connection: apsw.Connection) -> None:
@@ -210,8 +191,11 @@ def is_disk_error(error: BaseException) -> bool:
     return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError)
 
 
-class Writer:
-    """The one connection that writes: the `Journal` of the group commit."""
+class LedgerWriter:
+    """The one connection that writes: the `Journal` of the group commit.
+
+    It writes a sealed group with a handful of statements, whatever the number of requests.
+    """
 
     def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
@@ -229,3 +213,62 @@ class Writer:
     def rollback(self) -> None:
         if self.connection.raw.in_transaction:
             self.connection.raw.execute("ROLLBACK")
+
+    def write(self, sealed: LedgerGroup) -> None:
+        try:
+            self._write(sealed)
+        except apsw.FullError as error:
+            # A large group goes to the log before its commit, as far as it fits.
+            raise DiskFullError(str(error)) from error
+
+    def _write(self, sealed: LedgerGroup) -> None:
+        # Slices were decided before anything else that the group holds.
+        for piece in sealed.carried:
+            last_id = self.write_slice(piece)
+            if piece.keys:
+                places = [(stream, principal, key) for stream, principal, key, *_ in piece.keys]
+                sealed.numbered_keys.append((places, last_id))
+        producers = [
+            producer_columns(stream_id, producer)
+            for (stream_id, _), producer in sealed.producers.items()
+        ]
+        self._write_rows(sealed.updates, sealed.inserts, sealed.rows, producers)
+        if sealed.key_rows:
+            sealed.numbered_keys.append((sealed.keys, self._write_keys(sealed.key_rows)))
+        self._write_statements(sealed.statements)
+        self.connection.execute("save_counters", sealed.counters)
+
+    def write_slice(self, piece: Carried) -> int:
+        """Write a part of a large commit in the open transaction; the last key's number."""
+        self._write_rows(piece.updates, piece.inserts, piece.log, piece.producers)
+        last_id = self._write_keys(piece.keys)
+        self._write_statements(piece.statements)
+        return last_id
+
+    def _write_keys(self, rows: list[Row]) -> int:
+        """Write rows of keys, which get consecutive numbers; the last of these."""
+        if rows:
+            self.connection.execute_many("save_key", rows)
+        return self.connection.raw.last_insert_rowid()
+
+    def _write_rows(
+        self,
+        updates: list[Row],
+        inserts: list[Row],
+        log: list[Row],
+        producers: list[Row],
+    ) -> None:
+        connection = self.connection
+        # Updates first: a deleted stream gives its path up before a new one takes it.
+        if updates:
+            connection.execute_many("update_stream", updates)
+        if inserts:
+            connection.execute_many("insert_stream", inserts)
+        if log:
+            connection.execute_many("insert_log", log)
+        if producers:
+            connection.execute_many("save_producer", producers)
+
+    def _write_statements(self, statements: Iterable[tuple[str, Row]]) -> None:
+        for statement, values in statements:
+            self.connection.execute(statement, values)

@@ -11,7 +11,7 @@ from fencepost.clock import Clock
 from fencepost.store.maintain.jobs import KEYS_PER_SWEEP_MAX, Upkeep
 from fencepost.store.sqlite.connection import PAGE_BYTES, SqliteConnection
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.write.key_filter import read_piece
+from fencepost.store.write.keys import read_piece
 
 FREE_PAGES_KEPT = 256
 """Free pages that are not worth giving back: the next messages will want them."""

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from fencepost.store.schema import Schema, schema_at
-from fencepost.store.sql import load_migrations
+from fencepost.store.sql import Schema, SchemaTooNewError, load_migrations, schema_at
 from fencepost.store.sqlite.connection import (
     BUSY_MS_MAX,
     FILE,
@@ -15,7 +14,6 @@ from fencepost.store.sqlite.connection import (
     connect,
     fold,
     make_folder,
-    migrate,
 )
 
 
@@ -54,3 +52,20 @@ def migrate_folder(folder: Path) -> Schema:
     finally:
         lock.release()
     return before
+
+
+def migrate(connection: apsw.Connection) -> None:
+    """Bring the schema up to this version's; each step is a transaction of its own."""
+    current = connection.pragma("user_version")
+    migrations = load_migrations("fencepost.store.sqlite.migrations")
+    newest = migrations[-1][0]
+    if current > newest:
+        raise SchemaTooNewError(
+            f"the data folder has schema version {current}, this server knows {newest}: "
+            "run the newer version, or restore a backup"
+        )
+    for number, _, script in migrations:
+        if number > current:
+            with connection:
+                connection.execute(script)
+                connection.pragma("user_version", number)

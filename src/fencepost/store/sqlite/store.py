@@ -53,22 +53,22 @@ from fencepost.store.database import Row
 from fencepost.store.large.commits import LargeCommit, LargeCommits, is_large
 from fencepost.store.large.recovery import redo, tell_redone
 from fencepost.store.read import chunks as reading
+from fencepost.store.read.chunks import own_segments
+from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.connection import (
     FILE,
     PAGE_BYTES,
     FolderLock,
+    LedgerWriter,
     SqliteConnection,
     connect,
     fold,
     is_disk_error,
     make_folder,
-    migrate,
     restart_log,
 )
-from fencepost.store.sqlite.settings import SqliteSettings
-from fencepost.store.sqlite.writer import LedgerWriter
+from fencepost.store.sqlite.migrate import migrate
 from fencepost.store.write.decider import Decider
-from fencepost.store.write.forks import own_segments
 from fencepost.store.write.group_commit import GroupCommit
 from fencepost.store.write.ledger import LedgerGroup
 from fencepost.store.write.writers import find_committed

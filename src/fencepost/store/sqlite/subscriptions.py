@@ -13,7 +13,7 @@ from typing import Any
 from fencepost.protocol.appends import Append
 from fencepost.protocol.offsets import START
 from fencepost.protocol.subscriptions import Link, Subscription
-from fencepost.store import subscription_records as subscribed
+from fencepost.store import records
 from fencepost.store.contract import Failure, LiveStream, Published, StreamInfo, Watcher
 from fencepost.store.database import Row
 from fencepost.store.sqlite.store import SqliteStore
@@ -41,7 +41,7 @@ class SqliteSubscriptions:
     # Reading
 
     def load(self) -> tuple[list[Subscription], int]:
-        found = subscribed.subscriptions_from_rows(
+        found = records.subscriptions_from_rows(
             self._fetch("load_subscriptions"), self._fetch("load_links")
         )
         last = self._fetch("last_subscription")
@@ -65,7 +65,7 @@ class SqliteSubscriptions:
     async def live_streams(
         self, prefix: tuple[str, ...], matches: Callable[[str], bool]
     ) -> list[LiveStream]:
-        work = partial(subscribed.live_streams, prefix=prefix, matches=matches)
+        work = partial(records.live_streams, prefix=prefix, matches=matches)
         return await self._store.decider.holds.whole(
             lambda: self._store.readers.run(work), lambda found: [one.path for one in found]
         )
@@ -86,19 +86,19 @@ class SqliteSubscriptions:
         group.bytes += ROW_BYTES
 
     def insert(self, subscription: Subscription) -> None:
-        self._write("insert_subscription", *subscribed.subscription_columns(subscription))
+        self._write("insert_subscription", *records.subscription_columns(subscription))
         for link in subscription.links.values():
             self.save_link(subscription, link)
 
     def save_wake(self, subscription: Subscription) -> None:
-        self._write("save_wake", *subscribed.wake_columns(subscription.wake), subscription.id)
+        self._write("save_wake", *records.wake_columns(subscription.wake), subscription.id)
 
     def delete(self, subscription: Subscription) -> None:
         self._write("delete_subscription", subscription.id)
         self._write("delete_links", subscription.id)
 
     def save_link(self, subscription: Subscription, link: Link) -> None:
-        self._write("save_link", *subscribed.link_columns(subscription, link))
+        self._write("save_link", *records.link_columns(subscription, link))
 
     def delete_link(self, subscription: Subscription, path: str) -> None:
         self._write("delete_link", subscription.id, path)
@@ -113,7 +113,7 @@ class SqliteSubscriptions:
         stream = entry.stream
         if stream.expired(self._store.tick()):
             return False
-        batch = subscribed.event_batch(stream, event)
+        batch = records.event_batch(stream, event)
         self._store.append(Append(path, batch, stream.media_type), _ignore)
         return True
 

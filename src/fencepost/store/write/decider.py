@@ -74,12 +74,12 @@ from fencepost.store.contract import (
 )
 from fencepost.store.database import Connection
 from fencepost.store.large.locks import Holds
+from fencepost.store.read.chunks import fork_point, is_place
 from fencepost.store.records import CLOSED, EXPIRED, REMOVED
 from fencepost.store.settings import StoreSettings
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.drafts import Draft
-from fencepost.store.write.forks import fork_point, is_place
-from fencepost.store.write.key_ledger import COMMITS
+from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
 
 
@@ -341,7 +341,12 @@ class Decider:
         point: ForkPoint | None = None
         if entry is None and request.fork_from is not None:
             source = self.alive(request.fork_from.path, now_ms)
-            found = fork_point(self._connection, source, request.fork_from)
+            found = fork_point(
+                self._connection,
+                None if source is None else source.stream,
+                None if source is None else _committed_tail(source),
+                request.fork_from,
+            )
             if not isinstance(found, ForkPoint):
                 return found
             point = found
@@ -393,7 +398,7 @@ class Decider:
             return BadOffset()
         if isinstance(outcome, Uncut):
             return outcome
-        if not is_place(self._connection, entry, at):
+        if not is_place(self._connection, stream, _committed_tail(entry), at):
             return BadOffset()
         self.ledger.truncate(self.group, entry, outcome.first)
         return outcome
@@ -468,3 +473,7 @@ class Decider:
         statements.append(("forget_remembered", (stream_id, producer_id)))
         statements.append(("note_forgetting", (lifetime_ms,)))
         return True
+
+
+def _committed_tail(entry: Entry) -> Offset | None:
+    return None if entry.view is None else entry.view.tail

@@ -29,8 +29,7 @@ from fencepost.store.records import (
     SOFT_DELETED,
     TRUNCATED,
 )
-from fencepost.store.write.key_ledger import KeyLedger
-from fencepost.store.write.recent_keys import KeyPlace
+from fencepost.store.write.keys import KeyLedger, KeyPlace
 from fencepost.store.write.staging import ROW_BYTES, Changes, Staging
 from fencepost.store.write.writers import Writers
 

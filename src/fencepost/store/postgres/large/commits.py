@@ -33,7 +33,7 @@ from fencepost.store.database import Connection
 from fencepost.store.large.commits import Done, LargeCommits, cut
 from fencepost.store.large.decider import Decided, messages_of
 from fencepost.store.large.locks import Held
-from fencepost.store.large.memory import dissolve
+from fencepost.store.memory import dissolve
 from fencepost.store.postgres.cluster.feed import Feed
 from fencepost.store.postgres.driver.connection import is_full
 from fencepost.store.postgres.large import marks
