@@ -7,7 +7,7 @@ compile := bin / "uv pip compile --quiet --universal --generate-hashes --python-
 default:
     @{{ bin }}/just --list --unsorted
 
-# Everything: checks and tests, or pytest with ARGS.
+# Everything: checks and tests, or pytest with ARGS; --changed: what concerns the changes against main.
 test *ARGS:
     ./test {{ ARGS }}
 
@@ -37,6 +37,22 @@ faults $FENCEPOST_FAULT_KILLS="200":
 # Numbers, beside the reference server in the same run.
 bench *ARGS:
     {{ bin }}/python -m benchmarks {{ ARGS }}
+
+# The way of one request through the server, call by call: [sqlite|postgres] [append|read].
+walk *ARGS:
+    {{ bin }}/python -m tools.walk {{ ARGS }}
+
+# Draw which package imports which, as docs/internals/imports.svg.
+graph:
+    {{ bin }}/python -m tools.graph
+
+# Pairs of files in src that share six or more lines.
+repeats *ARGS:
+    {{ bin }}/python -m tools.repeats {{ ARGS }}
+
+# The figures of the layout, each beside its aim: modules, single importers, repeats, cycles.
+house *ARGS:
+    {{ bin }}/python -m tools.house {{ ARGS }}
 
 # Renew the lock files to the newest versions that fit; no line may name a host.
 lock:

@@ -1,0 +1,1 @@
+"""Programs that look at this repository itself; `just` names each. Nothing here is shipped."""
