@@ -13,6 +13,7 @@ test *ARGS:
 
 # The checks that need no test run.
 lint: types
+    {{ bin }}/python tools/twins.py --check
     {{ bin }}/ruff check
     {{ bin }}/ruff format --check
     {{ bin }}/lint-imports
@@ -21,6 +22,10 @@ lint: types
 fix:
     {{ bin }}/ruff check --fix
     {{ bin }}/ruff format
+
+# Generate the sync classes from the async ones.
+twins:
+    {{ bin }}/python tools/twins.py
 
 # Types alone.
 types:

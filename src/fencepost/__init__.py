@@ -7,7 +7,6 @@ from fencepost.client.aio import (
     AsyncReading,
     AsyncStream,
 )
-from fencepost.client.async_producer import AsyncIdempotentProducer
 from fencepost.client.connecting import connect, connect_async
 from fencepost.client.errors import (
     BadRequestError,
@@ -57,10 +56,11 @@ from fencepost.client.errors import (
     WriterNotFoundError,
     WriterQueryChangedError,
 )
-from fencepost.client.handles import AsyncDelivery, Delivery
 from fencepost.client.operations import CommitAppend, Producing, WriterBatch
-from fencepost.client.producer import IdempotentProducer
-from fencepost.client.producing import PendingBatch
+from fencepost.client.producer.aio import AsyncIdempotentProducer
+from fencepost.client.producer.deliveries import AsyncDelivery, Delivery
+from fencepost.client.producer.machine import PendingBatch
+from fencepost.client.producer.sync import IdempotentProducer
 from fencepost.client.results import (
     Appended,
     Batch,

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 import fencepost
 from fencepost import Client, PendingBatch, Receipt, Stream
-from fencepost.client.handles import Delivery
+from fencepost.client.producer.deliveries import Delivery
 from tests.faults.proxy import Proxy
 from tests.serving import ServerProcess
 

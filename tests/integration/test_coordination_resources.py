@@ -21,8 +21,8 @@ from fencepost.coordination import (
     UpdateAbortedError,
     UpdateContendedError,
 )
-from fencepost.coordination.ids import row_id
-from fencepost.coordination.resourcing import Resolution
+from fencepost.coordination.rules.ids import row_id
+from fencepost.coordination.rules.resources import Resolution
 from tests.integration.coordination_support import Cutting
 from tests.serving import ServerProcess
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import uvloop
 
-from fencepost.cli import logs
-from fencepost.cli.serving import sentence_for, stop_on_signals
+from fencepost.cli.process import sentence_for, set_up_logs, stop_on_signals
 from fencepost.cli.settings import TWO_STORES, SettingsError, default_folder, load
 from fencepost.cli.workers import Plan, WorkersFailedError, supervise, supports_sharing
 from fencepost.server.running import run
@@ -73,7 +72,7 @@ def serve(
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level is debug, info, warning or error, not {log_level!r}")
     as_json = not sys.stderr.isatty() if log_json is None else log_json
-    logs.set_up(log_level, as_json=as_json)
+    set_up_logs(log_level, as_json=as_json)
     overrides: dict[str, dict[str, Any]] = {}
     if long_poll_ms is not None:
         overrides["server"] = {"long_poll_ms": long_poll_ms}

@@ -1,7 +1,7 @@
 """`fencepost ls`, `create`, `head`, `close`, `rm`, `fork`, `producers` and `claims`.
 
 Each command is one or two calls of the client and a way to show what came back. Appending is in
-`appending.py`, reading in `reading.py`, what all of them say of a failure in `render.py`.
+`append.py`, reading in `read.py`, what all of them say of a failure in `render.py`.
 """
 
 from __future__ import annotations

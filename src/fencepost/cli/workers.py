@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from fencepost.cli import logs
-from fencepost.cli.serving import sentence_for, stop_on_signals
+from fencepost.cli.process import sentence_for, set_up_logs, stop_on_signals
 from fencepost.http.listener import bind
 from fencepost.server.running import Worker, run, url_of
 from fencepost.server.settings import ServerSettings
@@ -220,7 +219,7 @@ async def _readable(descriptor: int) -> None:
 
 def work(plan: Plan, number: int, say: Connection) -> None:
     """A worker, in its own process: a server on the shared port."""
-    logs.set_up(plan.log_level, as_json=plan.log_json)
+    set_up_logs(plan.log_level, as_json=plan.log_json)
     try:
         uvloop.run(_work(plan, number, say))
     except Exception as error:

@@ -1,15 +1,16 @@
 """Coordination among actors that share nothing but a stream, each pattern a small class.
 
-Sync and async twins run the same operations; docs/adr/0011-coordination.md says why they hold.
+`rules` holds the operations, without I/O; `aio` the async classes over them, and `sync` the classes
+that are generated from those. docs/adr/0011-coordination.md says why the patterns hold.
 """
 
-from fencepost.coordination.claiming import Claim, ClaimLostError, TaskState
-from fencepost.coordination.claims import AsyncTaskClaims, TaskClaims
-from fencepost.coordination.executing import ToolCall
-from fencepost.coordination.executors import AsyncToolExecutor, ToolExecutor
-from fencepost.coordination.overrides import AsyncOverrides, Overrides
-from fencepost.coordination.resources import AsyncResources, Resources
-from fencepost.coordination.resourcing import (
+from fencepost.coordination.aio.claims import AsyncTaskClaims
+from fencepost.coordination.aio.executors import AsyncToolExecutor
+from fencepost.coordination.aio.overrides import AsyncOverrides
+from fencepost.coordination.aio.resources import AsyncResources
+from fencepost.coordination.rules.claims import Claim, ClaimLostError, TaskState
+from fencepost.coordination.rules.executors import ToolCall
+from fencepost.coordination.rules.resources import (
     Conflict,
     Merge,
     Resolution,
@@ -17,6 +18,10 @@ from fencepost.coordination.resourcing import (
     UpdateAbortedError,
     UpdateContendedError,
 )
+from fencepost.coordination.sync.claims import TaskClaims
+from fencepost.coordination.sync.executors import ToolExecutor
+from fencepost.coordination.sync.overrides import Overrides
+from fencepost.coordination.sync.resources import Resources
 
 __all__ = [
     "AsyncOverrides",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fencepost.cli.logs import JsonFormatter
+from fencepost.cli.process import JsonFormatter
 from fencepost.cli.serve import is_loopback
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fencepost
-from fencepost.cli.appending import checked_json, lines_of
+from fencepost.cli.append import checked_json, lines_of
 from fencepost.cli.interrupts import Interrupts
 from fencepost.cli.options import content_type_of
 from fencepost.cli.render import (

@@ -14,7 +14,7 @@ import msgspec
 
 from fencepost.client.errors import ConnectionFailedError
 from fencepost.client.http import Response
-from fencepost.client.producing import Machine, PendingBatch, ProducerSettings
+from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
 from fencepost.client.settings import Retries
 from fencepost.http.messages import Response as ServerResponse
 from fencepost.protocol.appends import (

@@ -12,8 +12,8 @@ from fencepost.client.http import parse_url
 from fencepost.client.operations import Producing
 from fencepost.client.results import LogEntry, LogProducer
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.entries import Entries, new_move
-from fencepost.coordination.ids import row_id
+from fencepost.coordination.rules.entries import Entries, new_move
+from fencepost.coordination.rules.ids import row_id
 
 SETTINGS = ClientSettings(address=parse_url("http://localhost:4437"))
 

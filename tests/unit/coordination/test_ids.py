@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost import FencepostError
-from fencepost.coordination.ids import claim_id, parse_id, row_id
+from fencepost.coordination.rules.ids import claim_id, parse_id, row_id
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
 

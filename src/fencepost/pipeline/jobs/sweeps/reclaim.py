@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from fencepost.client.sync import Client
 from fencepost.coordination import TaskClaims
-from fencepost.coordination.claiming import Kind
+from fencepost.coordination.rules.claims import Kind
 from fencepost.pipeline.connection import connection_of
 from fencepost.pipeline.jobs.sweeps.sweeps import Work, now_ms, on_executors
 from fencepost.pipeline.options import Options

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from fencepost.client.errors import FencepostError
 from fencepost.client.sync import Client
-from fencepost.coordination.entries import server_now_ms
+from fencepost.coordination.rules.entries import server_now_ms
 from fencepost.pipeline.connection import Connection
 from fencepost.pipeline.jobs.tables.parquet import struct_of
 from fencepost.pipeline.source.columns import arrow_schema

@@ -17,13 +17,15 @@ from fencepost.client.effects import Call, Operation, Sleep
 from fencepost.client.errors import FencepostError, ResponseError
 from fencepost.client.operations import Producing
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.entries import Entries, Entry, Move, make, new_move
-from fencepost.coordination.ids import row_id
+from fencepost.coordination.rules.entries import Entries, Entry, Move, make, new_move
+from fencepost.coordination.rules.ids import row_id
 
 T = TypeVar("T")
 
 OURS = frozenset(("epoch", "version", "override"))
 """Fields that a stored value has beside the user's."""
+RETRIES = 5
+"""How often an update is tried again after others were first."""
 PAUSE_SECONDS_MIN = 0.002
 PAUSE_SECONDS_MAX = 0.25
 

@@ -1,9 +1,15 @@
-"""What `fencepost serve` and its workers share: how they are told to stop, how they say why not."""
+"""What every process of `fencepost serve` sets up: its logs, its signals, its reason for ending.
+
+Logs are one JSON object a line on standard error, or plain lines for a terminal.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import signal
+import sys
 
 from fencepost.server.auth import AuthConfigError
 from fencepost.server.stores import AnyStoreSettings, CannotOpenError, describe
@@ -13,13 +19,40 @@ from fencepost.store.sqlite.connection import FolderInUseError
 from fencepost.store.sqlite.store import StoreBrokenError
 
 
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def set_up_logs(level: str, *, as_json: bool) -> None:
+    """Send all logs to standard error at `level`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter()
+        if as_json
+        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
 def stop_on_signals(stop: asyncio.Event) -> None:
     """Set `stop` on SIGTERM and on Ctrl-C."""
     loop = asyncio.get_running_loop()
 
     def signalled() -> None:
         stop.set()
-        # A second Ctrl-C does not wait for anybody: whatever was answered is on disk.
+        # A second Ctrl-C ends the process at once: everything that was answered is on disk.
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -31,7 +31,7 @@ from fencepost.client.effects import Operation
 from fencepost.client.errors import FencepostError, ResponseError
 from fencepost.client.operations import Condition, Producing
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.entries import (
+from fencepost.coordination.rules.entries import (
     Entries,
     Entry,
     Move,
@@ -42,12 +42,16 @@ from fencepost.coordination.entries import (
     new_move,
     server_now_ms,
 )
-from fencepost.coordination.ids import claim_id
+from fencepost.coordination.rules.ids import claim_id
 
 Kind = Literal["task", "tool"]
 Status = Literal["available", "claimed", "heartbeat", "released", "completed"]
 HELD: frozenset[Status] = frozenset(("claimed", "heartbeat"))
 FREE: frozenset[Status] = frozenset(("available", "released"))
+CLAIM_SECONDS = 30.0
+"""How long a holder may be silent before `claim_with_timeout` takes its task over."""
+RECLAIM_SECONDS = 60.0
+"""How long a holder may be silent before `reclaim_stale` makes its task available."""
 RACES_MAX = 16
 """Races for one task that one call goes into before it says that others are faster."""
 

@@ -11,18 +11,18 @@ import contextlib
 from types import TracebackType
 from typing import Any, Self
 
-from fencepost.client.async_sockets import AsyncDriver
+from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.errors import (
     ConnectionFailedError,
     FencepostError,
     ProducerClosedError,
     ProtocolError,
 )
-from fencepost.client.handles import AsyncDelivery
 from fencepost.client.http import Address, ResponseParser
 from fencepost.client.operations import is_json
-from fencepost.client.producing import ProducerSettings
-from fencepost.client.session import POLL_SECONDS, Counts, OnAck, OnError, Session
+from fencepost.client.producer.deliveries import AsyncDelivery
+from fencepost.client.producer.machine import ProducerSettings
+from fencepost.client.producer.session import POLL_SECONDS, Counts, OnAck, OnError, Session
 
 YIELD_MESSAGES = 256
 """How many appends may go without giving the event loop a turn."""

@@ -15,7 +15,7 @@ from fencepost.client.errors import (
     StreamClosedError,
 )
 from fencepost.client.http import Response
-from fencepost.client.producing import BATCH_MESSAGES_MAX, PendingBatch, ProducerSettings
+from fencepost.client.producer.machine import BATCH_MESSAGES_MAX, PendingBatch, ProducerSettings
 from fencepost.client.settings import Retries
 from tests.unit.client.model import ModelServer, Session, Wired, unavailable
 

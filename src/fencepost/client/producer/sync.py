@@ -21,13 +21,14 @@ from fencepost.client.errors import (
     ProducerClosedError,
     ProtocolError,
 )
-from fencepost.client.handles import Delivery
 from fencepost.client.http import ResponseParser
 from fencepost.client.operations import is_json
-from fencepost.client.producing import ProducerSettings
-from fencepost.client.session import POLL_SECONDS, Counts, OnAck, OnError, Session
+from fencepost.client.producer.deliveries import Delivery
+from fencepost.client.producer.machine import ProducerSettings
+from fencepost.client.producer.session import POLL_SECONDS, Counts, OnAck, OnError, Session
 from fencepost.client.settings import ClientSettings
-from fencepost.client.sockets import READ_BYTES, SyncDriver, dial, ready
+from fencepost.client.sync.connections import Driver
+from fencepost.client.wires import READ_BYTES, dial, ready
 
 
 class IdempotentProducer(Counts[Delivery]):
@@ -39,7 +40,7 @@ class IdempotentProducer(Counts[Delivery]):
 
     def __init__(
         self,
-        driver: SyncDriver,
+        driver: Driver,
         path: str,
         content_type: str,
         producer_id: str,

@@ -1,14 +1,14 @@
-"""Connections on asyncio: the same effects as `sockets.py`, awaited.
+"""HTTP over one connection, and the driver that runs operations over a pool of connections.
 
-Cancellation passes through: a connection whose request was cancelled is closed, never used again.
+A connection carries one request at a time and is kept for the next one. It belongs to the process
+that opened it: after a fork the child drops what it inherited without a word to the server. A
+request that is cancelled or fails closes its connection, which is never used again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import socket
 from collections import deque
 from typing import Any, TypeVar
 
@@ -16,23 +16,19 @@ from fencepost.client.effects import Call, Channel, Effect, Next, Open, Operatio
 from fencepost.client.errors import ClientClosedError, ConnectionFailedError, RequestTimeoutError
 from fencepost.client.http import Address, Request, Response, ResponseParser, render_head
 from fencepost.client.settings import ClientSettings, Timeouts
-from fencepost.client.sockets import IDLE_MAX, READ_BYTES
+from fencepost.client.wires import AsyncWire, async_call, async_sleep
 
 T = TypeVar("T")
+
+IDLE_MAX = 16
+"""How many connections without a request are kept open for the next one."""
 
 
 class AsyncConnection:
     """One connection to a server."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        address: Address,
-        timeouts: Timeouts,
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, wire: AsyncWire, address: Address, timeouts: Timeouts) -> None:
+        self._wire = wire
         self._address = address
         self._timeouts = timeouts
         self._parser = ResponseParser()
@@ -41,18 +37,7 @@ class AsyncConnection:
     @classmethod
     async def dial(cls, address: Address, timeouts: Timeouts) -> AsyncConnection:
         """Connect, with TLS where the address has it."""
-        try:
-            async with asyncio.timeout(timeouts.connect):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=address.ssl, limit=4 * READ_BYTES
-                )
-        except OSError as error:  # TimeoutError is one of them
-            raise ConnectionFailedError(
-                f"cannot connect to {address.host}:{address.port}: {error}"
-            ) from error
-        sock: socket.socket = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return cls(reader, writer, address, timeouts)
+        return cls(await AsyncWire.dial(address, timeouts), address, timeouts)
 
     async def exchange(self, request: Request) -> Response:
         """The whole answer to a request."""
@@ -89,60 +74,36 @@ class AsyncConnection:
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may be sent: all was read, and the server has not hung up."""
-        return (
-            self._parser.idle
-            and not self._parser.closing
-            and not self._reader.at_eof()
-            and self._reader.exception() is None
-            and not self._writer.is_closing()
-        )
+        """Whether another request may be sent: all was read, and the server did not hang up."""
+        return self._parser.idle and not self._parser.closing and self._wire.usable
 
     def abort(self) -> None:
-        """Hang up at once."""
-        # The loop may be gone already, with the connection.
-        with contextlib.suppress(RuntimeError):
-            self._writer.close()
+        """Close the connection without waiting for it."""
+        self._wire.abort()
 
     async def close(self) -> None:
-        """Hang up, and wait until it is done."""
-        self.abort()
-        with contextlib.suppress(OSError, RuntimeError):
-            await self._writer.wait_closed()
-
-    def __del__(self) -> None:
-        # Whoever stops iterating over a follower and forgets it hangs up.
-        if not self._writer.is_closing():
-            self.abort()
+        """Close the connection, and wait until it is closed."""
+        await self._wire.close()
 
     async def _send(self, request: Request) -> None:
         self._parser.without_body = request.method == "HEAD"
+        # A reader that waits for news may be silent for long; the kernel still notices a dead peer.
         self._seconds = self._timeouts.live if request.live else self._timeouts.answer
         head = render_head(self._address, request, len(request.body))
-        self._writer.write(head)
-        if request.body:
-            self._writer.write(request.body)
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._writer.drain()
-        except TimeoutError as error:
-            raise RequestTimeoutError("sending took too long", sent=True) from error
-        except OSError as error:
+            await self._wire.send(head, request.body, self._seconds)
+        except RequestTimeoutError:
+            raise
+        except ConnectionFailedError as failure:
             # A server that refuses a body early has answered before it hung up.
             with contextlib.suppress(ConnectionFailedError):
                 while not self._parser.done:
                     await self._receive()
             if not self._parser.done:
-                raise ConnectionFailedError(f"the connection broke: {error}", sent=True) from error
+                raise failure from None
 
     async def _receive(self) -> None:
-        try:
-            async with asyncio.timeout(self._seconds):
-                data = await self._reader.read(READ_BYTES)
-        except TimeoutError as error:
-            raise RequestTimeoutError("the server did not answer in time", sent=True) from error
-        except OSError as error:
-            raise ConnectionFailedError(f"the connection broke: {error}", sent=True) from error
+        data = await self._wire.receive(self._seconds)
         if data:
             self._parser.feed(data)
         elif not self._parser.end():
@@ -150,7 +111,7 @@ class AsyncConnection:
 
 
 class AsyncDriver:
-    """Runs operations; any number of tasks may call it at once."""
+    """Runs operations; any number of callers may use it at once."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
@@ -176,10 +137,10 @@ class AsyncDriver:
             operation.close()
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Close every connection."""
         self._closed = True
-        while self._idle:
-            await self._idle.pop().close()
+        while (connection := self._pop()) is not None:
+            await connection.close()
 
     async def _perform(self, effect: Effect) -> Any:
         match effect:
@@ -193,11 +154,10 @@ class AsyncDriver:
                 await channel.connection.close()
                 return None
             case Sleep(seconds):
-                await asyncio.sleep(seconds)
+                await async_sleep(seconds)
                 return None
             case Call(function):
-                value = function()
-                return await value if hasattr(value, "__await__") else value
+                return await async_call(function)
 
     async def _send(self, request: Request) -> Response:
         connection = await self._take()
@@ -232,12 +192,17 @@ class AsyncDriver:
         if self._closed:
             raise ClientClosedError("the client was closed")
         if self._pid != os.getpid():
-            # The sockets are shared with the parent: they are let go of, not closed politely.
-            self._idle.clear()
+            # The parent still uses the sockets of these connections, so the child only drops them.
+            self._idle = deque()
             self._pid = os.getpid()
-        while self._idle:
-            connection = self._idle.pop()
+        while (connection := self._pop()) is not None:
             if connection.reusable:
                 return connection
             connection.abort()
         return await AsyncConnection.dial(self.settings.address, self.settings.timeouts)
+
+    def _pop(self) -> AsyncConnection | None:
+        # Another thread of a sync client may take the last connection at the same time.
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return None

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from fencepost.client.effects import Operation
 from fencepost.client.http import Request, render_head
 from fencepost.client.operations import new_key, stream_target
-from fencepost.client.producing import Machine, PendingBatch, ProducerSettings
+from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
 from fencepost.client.results import Receipt
 from fencepost.client.retry import dressed
 from fencepost.client.settings import ClientSettings

@@ -28,12 +28,14 @@ from fencepost.client.operations import CommitAppend
 from fencepost.client.reading import START, Follower, Reader
 from fencepost.client.results import Batch
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.claiming import Claim, Claiming, ClaimLostError
-from fencepost.coordination.entries import HELD
+from fencepost.coordination.rules.claims import Claim, Claiming, ClaimLostError
+from fencepost.coordination.rules.entries import HELD
 
 CALL = "tool_call"
 RESULT = "tool_result"
 ERROR = "tool_error"
+POLL_SECONDS = 1.0
+"""How often calls that other executors hold are looked at again."""
 _SESSION_ITEM = 0
 """Which append of the commit is the one to the session."""
 

@@ -25,9 +25,9 @@ from fencepost.client.errors import (
 )
 from fencepost.client.operations import CommitAppend
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.claiming import RACES_MAX, Claiming, Kind
-from fencepost.coordination.entries import Entry, Move, make
-from fencepost.coordination.resourcing import Resourcing, Row, UpdateContendedError
+from fencepost.coordination.rules.claims import RACES_MAX, Claiming, Kind
+from fencepost.coordination.rules.entries import Entry, Move, make
+from fencepost.coordination.rules.resources import Resourcing, Row, UpdateContendedError
 
 Value = dict[str, Any]
 

@@ -1,85 +1,14 @@
-"""Resources as users hold them: `Resources` and its async twin over the rules of `resourcing`."""
+"""Shared rows: `AsyncResources` over the rules of `fencepost.coordination.rules.resources`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
-from fencepost.client.aio import AsyncStream
-from fencepost.client.sync import Stream
-from fencepost.coordination.resourcing import OnConflict, Resourcing, Row
+from fencepost.client.aio.streams import AsyncStream
+from fencepost.coordination.rules.resources import RETRIES, OnConflict, Resourcing, Row
 
 T = TypeVar("T")
-
-RETRIES = 5
-
-
-class Resources(Generic[T]):
-    """Rows of one type that many actors update without losing an update.
-
-    Args:
-        stream: The JSON stream that all actors share.
-        type: What the rows are called in their messages.
-        kind: What values are: a msgspec Struct, a dataclass, or anything else that msgspec converts
-            an object to. Without it they are dicts.
-    """
-
-    @overload
-    def __init__(self: Resources[dict[str, Any]], stream: Stream, type: str) -> None: ...
-
-    @overload
-    def __init__(self, stream: Stream, type: str, kind: type[T]) -> None: ...
-
-    def __init__(self, stream: Stream, type: str, kind: type[T] | None = None) -> None:
-        self._driver = stream._driver
-        self._core = Resourcing(stream._driver.settings, stream.path, type, kind)
-
-    def get(self, key: str) -> Row[T] | None:
-        """The row as far as it was read; None when there is none. `refresh` reads what is new."""
-        self._driver.run(self._core.loaded())
-        return self._core.get(key)
-
-    def rows(self) -> Iterator[Row[T]]:
-        """Every row, as far as they were read."""
-        self._driver.run(self._core.loaded())
-        return self._core.rows()
-
-    def refresh(self) -> None:
-        """Read what others have written since the last time."""
-        self._driver.run(self._core.refresh())
-
-    def follow(self) -> Iterator[Row[T | None]]:
-        """Every change from here on, once the rows have it; the value of a deleted row is None."""
-        while True:
-            yield from self._driver.run(self._core.next())
-
-    def update(
-        self,
-        key: str,
-        mutate: Callable[[T | None], T],
-        *,
-        retries: int = RETRIES,
-        on_conflict: OnConflict[T] | None = None,
-    ) -> Row[T]:
-        """Write what `mutate` makes of the value (None: there is no row); the row it became.
-
-        When others were first it reads again and, unless `on_conflict` answers otherwise, calls
-        `mutate` again, so `mutate` does nothing but compute. Without others it is one request.
-
-        Raises `UpdateContendedError` after `retries` repetitions and `UpdateAbortedError` when the
-        handler says so; nothing was stored then.
-        """
-        return self._driver.run(self._core.update(key, mutate, retries, on_conflict))
-
-    def delete(
-        self, key: str, *, retries: int = RETRIES, on_conflict: OnConflict[T] | None = None
-    ) -> None:
-        """Remove a row, whatever its value; its versions go on if it comes back."""
-        self._driver.run(self._core.delete(key, retries, on_conflict))
-
-    def settle(self, key: str) -> bool | None:
-        """Whether an update that raised `OutcomeUnknownError` is stored; None: there was none."""
-        return self._driver.run(self._core.settle(key))
 
 
 class AsyncResources(Generic[T]):

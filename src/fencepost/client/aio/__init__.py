@@ -1,0 +1,7 @@
+"""The async client: the classes that a program holds, over the operations of the core."""
+
+from fencepost.client.aio.client import AsyncClient
+from fencepost.client.aio.readings import AsyncListing, AsyncLogReading, AsyncReading
+from fencepost.client.aio.streams import AsyncStream
+
+__all__ = ["AsyncClient", "AsyncListing", "AsyncLogReading", "AsyncReading", "AsyncStream"]

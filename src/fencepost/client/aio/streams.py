@@ -1,0 +1,258 @@
+"""One stream of the async client: appending, producing, reading, following."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Literal, TypeVar, overload
+
+from fencepost.client import operations
+from fencepost.client.aio.connections import AsyncDriver
+from fencepost.client.aio.readings import AsyncReading
+from fencepost.client.operations import Condition, Creation, Producing
+from fencepost.client.producer.aio import AsyncIdempotentProducer
+from fencepost.client.producer.machine import ProducerSettings
+from fencepost.client.producer.session import OnAck, OnError
+from fencepost.client.reading import Follower, Live, Reader
+from fencepost.client.results import Appended, Head
+
+T = TypeVar("T")
+
+
+class AsyncStream:
+    """One stream of a server."""
+
+    def __init__(self, driver: AsyncDriver, path: str, content_type: str) -> None:
+        self._driver = driver
+        self.path = path
+        self.content_type = content_type
+
+    def __repr__(self) -> str:
+        return f"<AsyncStream {self.path!r} of {self.content_type}>"
+
+    async def append(
+        self,
+        data: Any,
+        *,
+        close: bool = False,
+        if_match: str | None = None,
+        if_none_match: Literal["*"] | None = None,
+        auto_create: bool = False,
+        stream_seq: str | None = None,
+        key: str | None = None,
+        producer: Producing | None = None,
+        producer_if: tuple[int, int] | None = None,
+        strict: bool = False,
+        retry: bool = True,
+    ) -> Appended:
+        """Store one message: any JSON value, or bytes or text where the stream is not JSON.
+
+        It carries an Idempotency-Key of its own, so that a retry after a lost answer stores
+        nothing twice. `retry=False` sends none: a lost answer is then `OutcomeUnknownError`.
+
+        Args:
+            close: Close the stream with this message, in one step.
+            if_match: The offset where the stream must end, or `*`: it must exist.
+            if_none_match: `*`: the stream must be empty or not exist; then it is made.
+            auto_create: Make the stream if it does not exist.
+            stream_seq: A text that must be greater than that of the append before.
+            key: An Idempotency-Key of your own: the same key again gives the first answer again.
+            producer: A producer's id, epoch and sequence number instead of a key.
+            producer_if: The epoch and seq where the producer must be.
+            strict: Refuse a duplicate of the producer that has other bytes.
+        """
+        body = operations.encode_message(data, self.content_type)
+        condition = Condition(
+            close=close,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            auto_create=auto_create,
+            stream_seq=stream_seq,
+            key=key,
+            producer=producer,
+            producer_if=producer_if,
+            strict=strict,
+        )
+        return await self._append(body, condition, retry=retry)
+
+    async def append_many(
+        self,
+        messages: Iterable[Any],
+        *,
+        close: bool = False,
+        if_match: str | None = None,
+        if_none_match: Literal["*"] | None = None,
+        auto_create: bool = False,
+        stream_seq: str | None = None,
+        key: str | None = None,
+        producer: Producing | None = None,
+        producer_if: tuple[int, int] | None = None,
+        strict: bool = False,
+        retry: bool = True,
+    ) -> Appended:
+        """Store several messages in one step, all or none; the options are those of `append`."""
+        body = operations.encode_messages(messages, self.content_type)
+        condition = Condition(
+            close=close,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            auto_create=auto_create,
+            stream_seq=stream_seq,
+            key=key,
+            producer=producer,
+            producer_if=producer_if,
+            strict=strict,
+        )
+        return await self._append(body, condition, retry=retry)
+
+    def producer(
+        self,
+        producer_id: str,
+        *,
+        epoch: int | None = None,
+        seq: int | None = None,
+        batch_bytes_max: int = 1 << 20,
+        linger: float = 0.0,
+        max_in_flight: int = 5,
+        pending_bytes_max: int = 16 << 20,
+        delivery_seconds_max: float = 120.0,
+        on_ack: OnAck | None = None,
+        on_error: OnError | None = None,
+    ) -> AsyncIdempotentProducer:
+        """A producer that stores every message exactly once, in order, through any failure.
+
+        By default it opens the next epoch of `producer_id`: a predecessor is fenced, and its
+        numbers cannot swallow a message of this one.
+
+        Args:
+            epoch: Open this epoch instead of finding the next one.
+            seq: With `epoch`: go on behind this number, the last one that was acknowledged.
+            batch_bytes_max: Size at which a batch is full.
+            linger: Seconds that a batch may wait for more messages.
+            max_in_flight: Batches that may be on their way at once.
+            pending_bytes_max: Unacknowledged bytes at which `append` waits.
+            delivery_seconds_max: How long nothing may be acknowledged before it gives up.
+            on_ack: Called with the receipt of every stored batch.
+            on_error: Called with the error and the batch, data included, that was not stored.
+        """
+        settings = self._driver.settings
+        tuning = ProducerSettings(
+            batch_bytes_max=batch_bytes_max,
+            linger=linger,
+            max_in_flight=max_in_flight,
+            pending_bytes_max=pending_bytes_max,
+            delivery_seconds_max=delivery_seconds_max,
+            answer_seconds_max=settings.timeouts.answer,
+            retries=settings.retries,
+            renewable=settings.changes,
+        )
+        return AsyncIdempotentProducer(
+            self._driver,
+            self.path,
+            self.content_type,
+            producer_id,
+            tuning,
+            epoch=epoch,
+            seq=seq,
+            on_ack=on_ack,
+            on_error=on_error,
+        )
+
+    @overload
+    def read(self, *, offset: str | None = None) -> AsyncReading[Any]: ...
+
+    @overload
+    def read(self, *, offset: str | None = None, type: type[T]) -> AsyncReading[T]: ...
+
+    def read(self, *, offset: str | None = None, type: Any = None) -> AsyncReading[Any]:
+        """What the stream holds now, from `offset` (the beginning) to its tail.
+
+        Iterating gives messages: JSON values (of `type`, if given), texts, or bytes in pieces.
+        """
+        reader: Reader[Any] = Reader(self._driver.settings, self.path, offset, type)
+        return AsyncReading(self._driver, reader)
+
+    @overload
+    def follow(
+        self,
+        *,
+        offset: str | None = None,
+        live: Live = "auto",
+        patience: float | None = None,
+    ) -> AsyncReading[Any]: ...
+
+    @overload
+    def follow(
+        self,
+        *,
+        offset: str | None = None,
+        live: Live = "auto",
+        patience: float | None = None,
+        type: type[T],
+    ) -> AsyncReading[T]: ...
+
+    def follow(
+        self,
+        *,
+        offset: str | None = None,
+        live: Live = "auto",
+        patience: float | None = None,
+        type: Any = None,
+    ) -> AsyncReading[Any]:
+        """What the stream holds and what comes, until it is closed; `offset="now"` skips the past.
+
+        It goes on by itself from where it was, through lost connections and restarts, for as long
+        as it takes, or until the server was away for `patience` seconds.
+        """
+        follower: Follower[Any] = Follower(
+            self._driver.settings, self.path, offset, type, live=live, patience=patience
+        )
+        return AsyncReading(self._driver, follower)
+
+    async def head(self) -> Head:
+        """What there is to know without reading: type, tail, closed, lifetime."""
+        return await self._driver.run(operations.head(self._driver.settings, self.path))
+
+    async def close(self) -> Appended:
+        """Close the stream: readers see its end, writers are refused. Closing again is fine."""
+        return await self._append(b"", Condition(close=True), retry=False)
+
+    async def delete(self) -> None:
+        """Remove the stream and its messages."""
+        await self._driver.run(operations.delete(self._driver.settings, self.path))
+
+    async def truncate(self, *, before: str) -> Head:
+        """Drop what lies before an offset (`now`: all); offsets and versions go on."""
+        return await self._driver.run(operations.truncate(self._driver.settings, self.path, before))
+
+    async def fork(
+        self,
+        path: str,
+        *,
+        offset: str | None = None,
+        sub_offset: int | None = None,
+        ttl_seconds: int | None = None,
+        expires_at: datetime | str | None = None,
+    ) -> AsyncStream:
+        """A new stream at `path` that shares this one's past up to `offset` (the tail)."""
+        creation = Creation(
+            fork_of=self.path,
+            fork_offset=offset,
+            fork_sub_offset=sub_offset,
+            ttl_seconds=ttl_seconds,
+            expires_at=expires_at,
+        )
+        made = await self._driver.run(operations.create(self._driver.settings, path, creation))
+        return AsyncStream(self._driver, path, made.content_type)
+
+    async def _append(self, body: bytes, condition: Condition, *, retry: bool) -> Appended:
+        return await self._driver.run(
+            operations.append(
+                self._driver.settings,
+                self.path,
+                body,
+                self.content_type,
+                condition,
+                retry=retry,
+            )
+        )

@@ -1,0 +1,55 @@
+# Generated from src/fencepost/client/state/aio.py by `just twins`: change that file.
+"""A stream of State messages as rows in memory: the sync class over `rows.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from fencepost.client.reading import Live
+from fencepost.client.state.messages import Change, Control
+from fencepost.client.state.rows import Materializing, View
+from fencepost.client.sync.streams import Stream
+
+
+class Materialized(View):
+    """The rows of a stream in memory. `refresh` catches up; `follow` goes on as changes come.
+
+    Args:
+        stream: A JSON stream of State messages.
+        types: What values are, by the type of their messages: msgspec Structs, dataclasses or
+            anything else that msgspec can convert to. Other types stay plain JSON values.
+        offset: Where to begin, when not at the beginning.
+        strict: Raise `StateMessageError` for what is no message instead of passing it over.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        types: Mapping[str, Any] | None = None,
+        *,
+        offset: str | None = None,
+        strict: bool = False,
+    ) -> None:
+        self._driver = stream._driver
+        self._core = Materializing(
+            stream._driver.settings, stream.path, types, offset, strict=strict
+        )
+
+    def refresh(self) -> Self:
+        """Take in everything that the stream holds now."""
+        self._driver.run(self._core.refresh())
+        return self
+
+    def follow(
+        self, *, live: Live = "auto", patience: float | None = None
+    ) -> Iterator[Change | Control]:
+        """Every message from here on, once the rows have it, until the stream is closed.
+
+        Messages that came together are all in the rows before the first of them is given out.
+        """
+        try:
+            while (message := self._driver.run(self._core.next(live, patience))) is not None:
+                yield message
+        finally:
+            self._driver.run(self._core.shut())

@@ -1,0 +1,8 @@
+# Generated from src/fencepost/client/aio/__init__.py by `just twins`: change that file.
+"""The sync client: the classes that a program holds, over the operations of the core."""
+
+from fencepost.client.sync.client import Client
+from fencepost.client.sync.readings import Listing, LogReading, Reading
+from fencepost.client.sync.streams import Stream
+
+__all__ = ["Client", "Listing", "LogReading", "Reading", "Stream"]

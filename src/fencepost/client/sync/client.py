@@ -1,0 +1,235 @@
+# Generated from src/fencepost/client/aio/client.py by `just twins`: change that file.
+"""The sync client: a server, and the way to its streams, lists, commits and log.
+
+Every method builds an operation and runs it. The sync package is written by hand, and `just twins`
+generates the sync package from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from fencepost.client import operations, writers
+from fencepost.client.arrow_log import ArrowPage, arrow_page
+from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
+from fencepost.client.reading import LogReader, Pages
+from fencepost.client.results import (
+    Committed,
+    KeyInfo,
+    Plan,
+    ProducerInfo,
+    Staged,
+    StreamInfo,
+    WriterInfo,
+)
+from fencepost.client.settings import JSON, ClientSettings
+from fencepost.client.sync.connections import Driver
+from fencepost.client.sync.readings import Listing, LogReading
+from fencepost.client.sync.streams import Stream
+
+T = TypeVar("T")
+
+
+class Client:
+    """A server, and the way to its streams. Make it with `fencepost.connect`."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._driver = Driver(settings)
+
+    def stream(self, path: str, *, content_type: str = JSON) -> Stream:
+        """A stream by its path, without asking the server; JSON unless told otherwise."""
+        return Stream(self._driver, path, content_type)
+
+    def create(
+        self,
+        path: str,
+        *,
+        content_type: str = JSON,
+        messages: Iterable[Any] = (),
+        ttl_seconds: int | None = None,
+        expires_at: datetime | str | None = None,
+        closed: bool = False,
+    ) -> Stream:
+        """Make a stream, perhaps with messages in it; fine if it exists as it would be made."""
+        creation = Creation(
+            content_type=content_type,
+            ttl_seconds=ttl_seconds,
+            expires_at=expires_at,
+            closed=closed,
+        )
+        given = list(messages)
+        body = operations.encode_messages(given, content_type) if given else b""
+        self._driver.run(operations.create(self._driver.settings, path, creation, body))
+        return Stream(self._driver, path, content_type)
+
+    def streams(self, *, match: str | None = None, after: str | None = None) -> Listing[StreamInfo]:
+        """The streams whose paths match a pattern (`orders/*`, `**`), in the order of paths."""
+        return self._pages("streams", StreamInfo, {"match": match, "after": after})
+
+    def producers(
+        self, *, stream: str | None = None, match: str | None = None
+    ) -> Listing[ProducerInfo]:
+        """The producers of streams that match `stream`, whose ids match `match`."""
+        return self._pages("producers", ProducerInfo, {"stream": stream, "match": match})
+
+    def keys(self, *, as_of: datetime | str | None = None) -> Listing[KeyInfo]:
+        """The idempotency keys the server remembers, for audits."""
+        return self._pages("keys", KeyInfo, {"as_of": as_of})
+
+    def writers(self, *, match: str | None = None) -> Listing[WriterInfo]:
+        """The writers whose names match a pattern, in the order of names."""
+        return self._pages("writers", WriterInfo, {"match": match})
+
+    def open_writer(self, name: str, query: str, *, allow_new: bool = False) -> WriterInfo:
+        """Begin a run of a writer, which ends every run before it, and learn how far it came.
+
+        A name is bound to one query; with `allow_new` another one may take it over.
+        """
+        return self._driver.run(
+            writers.open_writer(self._driver.settings, name, query, allow_new=allow_new)
+        )
+
+    def writer(self, name: str) -> WriterInfo:
+        """A writer as it stands, without beginning a run."""
+        return self._driver.run(writers.find_writer(self._driver.settings, name))
+
+    def forget_writer(self, name: str) -> None:
+        """Remove a writer: what it published stays, and the same batches may come again."""
+        self._driver.run(writers.forget_writer(self._driver.settings, name))
+
+    def commit(
+        self,
+        appends: Iterable[CommitAppend],
+        *,
+        key: str | None = None,
+        writer: WriterBatch | None = None,
+    ) -> Committed:
+        """Several appends to several streams, all of them or none; as a writer's batch, once."""
+        return self._driver.run(
+            operations.commit(self._driver.settings, appends, key, writer=writer)
+        )
+
+    def stage(
+        self,
+        txn: str,
+        part: str,
+        messages: Iterable[Any],
+        *,
+        chunk: int = 0,
+        content_type: str = JSON,
+    ) -> Staged:
+        """Upload a chunk of a part that a later commit makes visible; the same again is fine."""
+        body = operations.encode_messages(messages, content_type)
+        return self._driver.run(
+            operations.stage(self._driver.settings, txn, part, chunk, body, content_type)
+        )
+
+    def unstage(self, txn: str, part: str) -> None:
+        """Drop a part that no commit used; one that a commit used is refused."""
+        self._driver.run(writers.unstage(self._driver.settings, txn, part))
+
+    def log(
+        self,
+        *,
+        after: int | Literal["now"] = -1,
+        until: int | None = None,
+        streams: list[str] | None = None,
+        match: str | list[str] | None = None,
+        part: str | None = None,
+        page_rows: int | None = None,
+        follow: bool = False,
+        skip_pruned: bool = False,
+    ) -> LogReading:
+        """Every message of every selected stream in one order; with `follow` it waits for more."""
+        query = query_of(
+            {
+                "stream": streams,
+                "match": match,
+                "part": part,
+                "limit": page_rows,
+                "pruned": "skip" if skip_pruned else None,
+            }
+        )
+        reader = LogReader(self._driver.settings, query, after=after, until=until, live=follow)
+        return LogReading(self._driver, reader)
+
+    def log_arrow(
+        self,
+        *,
+        after: int | Literal["now"] = -1,
+        until: int | None = None,
+        streams: list[str] | None = None,
+        match: str | list[str] | None = None,
+        part: str | None = None,
+        page_rows: int | None = None,
+        wait: bool = False,
+        skip_pruned: bool = False,
+    ) -> ArrowPage:
+        """One page of the log as an Arrow IPC stream; with `wait`, as soon as there is news."""
+        query = query_of(
+            {
+                "until": until,
+                "stream": streams,
+                "match": match,
+                "part": part,
+                "limit": page_rows,
+                "pruned": "skip" if skip_pruned else None,
+            }
+        )
+        return self._driver.run(arrow_page(self._driver.settings, query, after=after, wait=wait))
+
+    def log_head(self) -> int:
+        """The newest position of the log; -1 when nothing was ever stored."""
+        return self._driver.run(operations.log_head(self._driver.settings))
+
+    def plan(
+        self,
+        *,
+        after: int = -1,
+        until: int | None = None,
+        rows_max: int | None = None,
+        bytes_max: int | None = None,
+        parts: int | None = None,
+        streams: list[str] | None = None,
+        match: str | list[str] | None = None,
+        part: str | None = None,
+        at: datetime | str | int | None = None,
+    ) -> Plan:
+        """Where a read of the log bounded in rows or bytes ends, and how to split it evenly."""
+        query = query_of(
+            {
+                "after": after,
+                "until": until,
+                "rows_max": rows_max,
+                "bytes_max": bytes_max,
+                "parts": parts,
+                "stream": streams,
+                "match": match,
+                "part": part,
+                "at": at,
+            }
+        )
+        return self._driver.run(operations.plan(self._driver.settings, query))
+
+    def close(self) -> None:
+        """Hang up. Streams and readings of this client end with it."""
+        self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _pages(self, name: str, kind: type[T], query: dict[str, Any]) -> Listing[T]:
+        settings = self._driver.settings
+        pages = Pages(settings, f"/v1/{name}", name, kind, query_of(query))
+        return Listing(self._driver, pages)

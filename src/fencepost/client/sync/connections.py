@@ -1,0 +1,209 @@
+# Generated from src/fencepost/client/aio/connections.py by `just twins`: change that file.
+"""HTTP over one connection, and the driver that runs operations over a pool of connections.
+
+A connection carries one request at a time and is kept for the next one. It belongs to the process
+that opened it: after a fork the child drops what it inherited without a word to the server. A
+request that is cancelled or fails closes its connection, which is never used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from typing import Any, TypeVar
+
+from fencepost.client.effects import Call, Channel, Effect, Next, Open, Operation, Send, Shut, Sleep
+from fencepost.client.errors import ClientClosedError, ConnectionFailedError, RequestTimeoutError
+from fencepost.client.http import Address, Request, Response, ResponseParser, render_head
+from fencepost.client.settings import ClientSettings, Timeouts
+from fencepost.client.wires import Wire, call, sleep
+
+T = TypeVar("T")
+
+IDLE_MAX = 16
+"""How many connections without a request are kept open for the next one."""
+
+
+class Connection:
+    """One connection to a server."""
+
+    def __init__(self, wire: Wire, address: Address, timeouts: Timeouts) -> None:
+        self._wire = wire
+        self._address = address
+        self._timeouts = timeouts
+        self._parser = ResponseParser()
+        self._seconds = timeouts.answer
+
+    @classmethod
+    def dial(cls, address: Address, timeouts: Timeouts) -> Connection:
+        """Connect, with TLS where the address has it."""
+        return cls(Wire.dial(address, timeouts), address, timeouts)
+
+    def exchange(self, request: Request) -> Response:
+        """The whole answer to a request."""
+        self._send(request)
+        while not self._parser.done:
+            self._receive()
+        return self._parser.done.pop()
+
+    def open(self, request: Request) -> Channel:
+        """The head of an answer whose body follows; a refusal comes with its body."""
+        self._send(request)
+        while self._parser.head is None and not self._parser.done:
+            self._receive()
+        if self._parser.done:
+            return Channel(self._parser.done[0], self)
+        assert self._parser.head is not None
+        head = self._parser.head
+        while head.status != 200 and not self._parser.done:
+            self._receive()
+        return Channel(head, self)
+
+    def next_piece(self) -> bytes | None:
+        """More of the body, or None when it is complete."""
+        parser = self._parser
+        while True:
+            if parser.head is None and not parser.done:
+                return None
+            body, _ = parser.take_body()
+            if body:
+                return body
+            if parser.head is None:
+                return None
+            self._receive()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may be sent: all was read, and the server did not hang up."""
+        return self._parser.idle and not self._parser.closing and self._wire.usable
+
+    def abort(self) -> None:
+        """Close the connection without waiting for it."""
+        self._wire.abort()
+
+    def close(self) -> None:
+        """Close the connection, and wait until it is closed."""
+        self._wire.close()
+
+    def _send(self, request: Request) -> None:
+        self._parser.without_body = request.method == "HEAD"
+        # A reader that waits for news may be silent for long; the kernel still notices a dead peer.
+        self._seconds = self._timeouts.live if request.live else self._timeouts.answer
+        head = render_head(self._address, request, len(request.body))
+        try:
+            self._wire.send(head, request.body, self._seconds)
+        except RequestTimeoutError:
+            raise
+        except ConnectionFailedError as failure:
+            # A server that refuses a body early has answered before it hung up.
+            with contextlib.suppress(ConnectionFailedError):
+                while not self._parser.done:
+                    self._receive()
+            if not self._parser.done:
+                raise failure from None
+
+    def _receive(self) -> None:
+        data = self._wire.receive(self._seconds)
+        if data:
+            self._parser.feed(data)
+        elif not self._parser.end():
+            raise ConnectionFailedError("the server closed the connection", sent=True)
+
+
+class Driver:
+    """Runs operations; any number of callers may use it at once."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._idle: deque[Connection] = deque()
+        self._pid = os.getpid()
+        self._closed = False
+
+    def run(self, operation: Operation[T]) -> T:
+        """The result of an operation."""
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    answer = self._perform(effect)
+                except ConnectionFailedError as failure:
+                    effect = operation.throw(failure)
+                else:
+                    effect = operation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            operation.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        while (connection := self._pop()) is not None:
+            connection.close()
+
+    def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Send(request):
+                return self._send(request)
+            case Open(request):
+                return self._open(request)
+            case Next(channel):
+                return self._next(channel)
+            case Shut(channel):
+                channel.connection.close()
+                return None
+            case Sleep(seconds):
+                sleep(seconds)
+                return None
+            case Call(function):
+                return call(function)
+
+    def _send(self, request: Request) -> Response:
+        connection = self._take()
+        try:
+            response = connection.exchange(request)
+        except BaseException:
+            connection.abort()
+            raise
+        if self._closed or len(self._idle) >= IDLE_MAX or not connection.reusable:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        return response
+
+    def _open(self, request: Request) -> Channel:
+        connection = self._take()
+        try:
+            return connection.open(request)
+        except BaseException:
+            connection.abort()
+            raise
+
+    def _next(self, channel: Channel) -> bytes | None:
+        connection: Connection = channel.connection
+        try:
+            return connection.next_piece()
+        except BaseException:
+            connection.abort()
+            raise
+
+    def _take(self) -> Connection:
+        if self._closed:
+            raise ClientClosedError("the client was closed")
+        if self._pid != os.getpid():
+            # The parent still uses the sockets of these connections, so the child only drops them.
+            self._idle = deque()
+            self._pid = os.getpid()
+        while (connection := self._pop()) is not None:
+            if connection.reusable:
+                return connection
+            connection.abort()
+        return Connection.dial(self.settings.address, self.settings.timeouts)
+
+    def _pop(self) -> Connection | None:
+        # Another thread of a sync client may take the last connection at the same time.
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return None

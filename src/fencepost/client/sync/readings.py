@@ -1,0 +1,148 @@
+# Generated from src/fencepost/client/aio/readings.py by `just twins`: change that file.
+"""What the sync client iterates over: a stream's messages, a list's pages, the log's entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from fencepost.client import operations
+from fencepost.client.reading import Follower, LogReader, Pages, Reader
+from fencepost.client.results import Batch, LogEntry, LogPage
+from fencepost.client.sync.connections import Driver
+
+T = TypeVar("T")
+
+
+class Reading(Generic[T]):
+    """A read under way: iterate over it for messages, or its `batches()`.
+
+    `offset` is where to go on so that nothing is missed: behind the last batch whose messages were
+    all taken.
+    """
+
+    def __init__(self, driver: Driver, cursor: Reader[T] | Follower[T]) -> None:
+        self._driver = driver
+        self._cursor = cursor
+        self._messages: Iterator[T] = iter(())
+        self._after = cursor.offset
+        self.offset = cursor.offset
+
+    @property
+    def content_type(self) -> str | None:
+        """The stream's type, once something was read."""
+        return self._cursor.content_type
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        while True:
+            for message in self._messages:
+                return message
+            self.offset = self._after
+            batch = self._next()
+            if batch is None:
+                raise StopIteration
+            self._messages = iter(batch.messages)
+            self._after = batch.next_offset
+
+    def batches(self) -> Iterator[Batch[T]]:
+        """Messages as they came together, each batch with the offset behind it."""
+        while (batch := self._next()) is not None:
+            yield batch
+            self.offset = batch.next_offset
+
+    def bytes(self) -> bytes:
+        """Everything as it came, in one piece; of a JSON stream, an array."""
+        self._cursor.leave_undecoded()
+        pieces = list(self.batches())
+        if operations.is_json(self.content_type or ""):
+            inner = (piece.data.strip()[1:-1].strip() for piece in pieces)
+            return b"[%b]" % b",".join(filter(None, inner))
+        return b"".join(piece.data for piece in pieces)
+
+    def text(self) -> str:
+        """Everything in one text."""
+        data = self.bytes()
+        return data.decode()
+
+    def messages(self) -> list[T]:
+        """Every message in one list."""
+        return list(self)
+
+    def close(self) -> None:
+        """Stop reading, and give the connection up."""
+        if isinstance(self._cursor, Follower):
+            self._driver.run(self._cursor.shut())
+        self._cursor.ended = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next(self) -> Batch[T] | None:
+        return self._driver.run(self._cursor.next())
+
+
+class Listing(Generic[T]):
+    """A list of the server that is fetched page by page while it is iterated."""
+
+    def __init__(self, driver: Driver, pages: Pages[T]) -> None:
+        self._driver = driver
+        self._pages = pages
+        self._entries: Iterator[T] = iter(())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        while True:
+            for entry in self._entries:
+                return entry
+            page = self._driver.run(self._pages.next())
+            if page is None:
+                raise StopIteration
+            self._entries = iter(page)
+
+
+class LogReading:
+    """The log under way: iterate over it for entries, or its `pages()`.
+
+    `after` is where to go on: the last position of the last page whose entries were all taken.
+    """
+
+    def __init__(self, driver: Driver, reader: LogReader) -> None:
+        self._driver = driver
+        self._reader = reader
+        self._entries: Iterator[LogEntry] = iter(())
+        self._next = reader.after
+        self.after = reader.after
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> LogEntry:
+        while True:
+            for entry in self._entries:
+                return entry
+            self.after = self._next
+            page = self._driver.run(self._reader.next())
+            if page is None:
+                raise StopIteration
+            self._entries = iter(page.entries)
+            self._next = page.next
+
+    def pages(self) -> Iterator[LogPage]:
+        """Entries as they came together, with where to go on and where the log ends."""
+        while (page := self._driver.run(self._reader.next())) is not None:
+            yield page
+            self.after = page.next

@@ -1,0 +1,218 @@
+"""The I/O of both clients: a connected socket that sends and receives bytes, blocking or awaited.
+
+This is the one module of the client where sync and async are written side by side by hand, because
+sockets and asyncio share nothing. `aio/connections.py` speaks HTTP over an `AsyncWire`, and its
+generated twin over a `Wire`; both turn every failure of the network into `ConnectionFailedError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import select
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fencepost.client.errors import ConnectionFailedError, FencepostError, RequestTimeoutError
+from fencepost.client.http import Address
+from fencepost.client.settings import Timeouts
+
+READ_BYTES = 256 * 1024
+
+
+class AsyncWire:
+    """A connection to a server on asyncio."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def dial(cls, address: Address, timeouts: Timeouts) -> AsyncWire:
+        """Connect, with TLS where the address has it."""
+        try:
+            async with asyncio.timeout(timeouts.connect):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=address.ssl, limit=4 * READ_BYTES
+                )
+        except OSError as error:  # TimeoutError is one of them
+            raise _unreachable(address, error) from error
+        sock: socket.socket = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return cls(reader, writer)
+
+    async def send(self, head: bytes, body: bytes | bytearray, seconds: float) -> None:
+        """Send a request, within `seconds`."""
+        self._writer.write(head)
+        if body:
+            self._writer.write(body)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise RequestTimeoutError("sending took too long", sent=True) from error
+        except OSError as error:
+            raise _broken(error) from error
+
+    async def receive(self, seconds: float) -> bytes:
+        """What arrives next, within `seconds`; empty once the server has closed the connection."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._reader.read(READ_BYTES)
+        except TimeoutError as error:
+            raise RequestTimeoutError("the server did not answer in time", sent=True) from error
+        except OSError as error:
+            raise _broken(error) from error
+
+    @property
+    def usable(self) -> bool:
+        """Whether both sides still hold the connection open and nothing unread has arrived."""
+        return (
+            not self._reader.at_eof()
+            and self._reader.exception() is None
+            and not self._writer.is_closing()
+        )
+
+    def abort(self) -> None:
+        """Close the connection without waiting for it."""
+        # The event loop may have been closed before, and its connections with it.
+        with contextlib.suppress(RuntimeError):
+            self._writer.close()
+
+    async def close(self) -> None:
+        """Close the connection, and wait until it is closed."""
+        self.abort()
+        with contextlib.suppress(OSError, RuntimeError):
+            await self._writer.wait_closed()
+
+    def __del__(self) -> None:
+        # A program that stops iterating over a follower and drops it also drops its connection.
+        if not self._writer.is_closing():
+            self.abort()
+
+
+class Wire:
+    """A connection to a server on a blocking socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    @classmethod
+    def dial(cls, address: Address, timeouts: Timeouts) -> Wire:
+        """Connect, with TLS where the address has it."""
+        return cls(dial(address, timeouts))
+
+    def send(self, head: bytes, body: bytes | bytearray, seconds: float) -> None:
+        """Send a request, within `seconds`."""
+        try:
+            self._sock.settimeout(seconds)
+            if len(body) <= READ_BYTES:
+                self._sock.sendall(head + body)
+            else:
+                self._sock.sendall(head)
+                self._sock.sendall(body)
+        except TimeoutError as error:
+            raise RequestTimeoutError("sending took too long", sent=True) from error
+        except OSError as error:
+            raise _broken(error) from error
+
+    def receive(self, seconds: float) -> bytes:
+        """What arrives next, within `seconds`; empty once the server has closed the connection."""
+        try:
+            self._sock.settimeout(seconds)
+            return self._sock.recv(READ_BYTES)
+        except TimeoutError as error:
+            raise RequestTimeoutError("the server did not answer in time", sent=True) from error
+        except OSError as error:
+            raise _broken(error) from error
+
+    @property
+    def usable(self) -> bool:
+        """Whether both sides still hold the connection open and nothing unread has arrived."""
+        return self._sock.fileno() >= 0 and not ready(self._sock, 0.0)
+
+    def abort(self) -> None:
+        """Close the connection. In a forked child this leaves the parent's connection alone."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.abort()
+
+    def __del__(self) -> None:
+        # A program that stops iterating over a follower and drops it also drops its connection.
+        self.abort()
+
+
+def dial(address: Address, timeouts: Timeouts) -> socket.socket:
+    """A connected socket, with TLS where the address has it."""
+    try:
+        sock = socket.create_connection((address.host, address.port), timeouts.connect)
+    except OSError as error:
+        raise _unreachable(address, error) from error
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if address.ssl is not None:
+            sock = address.ssl.wrap_socket(sock, server_hostname=address.host)
+    except OSError as error:
+        sock.close()
+        raise ConnectionFailedError(f"TLS with {address.host} failed: {error}") from error
+    return sock
+
+
+def ready(sock: socket.socket, seconds: float | None, *, to_write: bool = False) -> bool:
+    """Wait until a socket can be read, or also written; false when time is up."""
+    poller = select.poll()  # unlike select(), it takes sockets with numbers above 1024
+    poller.register(sock, select.POLLIN | (select.POLLOUT if to_write else 0))
+    return bool(poller.poll(None if seconds is None else math.ceil(seconds * 1000)))
+
+
+def _unreachable(address: Address, error: OSError) -> ConnectionFailedError:
+    return ConnectionFailedError(f"cannot connect to {address.host}:{address.port}: {error}")
+
+
+def _broken(error: OSError) -> ConnectionFailedError:
+    return ConnectionFailedError(f"the connection broke: {error}", sent=True)
+
+
+async def async_call(function: Callable[[], Any]) -> Any:
+    """What a function of the user returns, awaited if it is awaitable."""
+    value = function()
+    if isinstance(value, Awaitable):
+        return await value
+    return value
+
+
+def call(function: Callable[[], Any]) -> Any:
+    """What a function of the user returns; an awaitable is an error."""
+    value = function()
+    if isinstance(value, Awaitable):
+        raise FencepostError("a sync client cannot await: give it plain functions")
+    return value
+
+
+async def async_sleep(seconds: float) -> None:
+    """Wait so many seconds."""
+    await asyncio.sleep(seconds)
+
+
+def sleep(seconds: float) -> None:
+    """Wait so many seconds."""
+    time.sleep(seconds)
+
+
+async def async_wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, or for so many seconds."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+def wait(event: threading.Event, seconds: float) -> None:
+    """Wait until an event is set, or for so many seconds."""
+    event.wait(seconds)

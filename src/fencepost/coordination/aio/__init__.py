@@ -1,0 +1,1 @@
+"""The async classes of coordination, over the operations of `fencepost.coordination.rules`."""

@@ -1,0 +1,1 @@
+"""The rules of coordination: operations without I/O that sync and async classes share."""
