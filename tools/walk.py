@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from fencepost.server.stores import AnyStoreSettings
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.sqlite.settings import SqliteSettings
+from fencepost.store.settings import SqliteSettings
 from fencepost.testing.postgres import shared_server
 from fencepost.testing.server import TestServer
 
