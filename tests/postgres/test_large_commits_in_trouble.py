@@ -14,7 +14,7 @@ from fencepost.protocol.commits import CommittedInSlices
 from fencepost.store.contract import Failed
 from fencepost.store.postgres import turns
 from fencepost.store.postgres.check import check
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large import commits as large
 from fencepost.store.postgres.large.session import LargeSession
 from fencepost.store.postgres.large.waiting import LIVES

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.store.postgres.driver.arrays import packer
-from fencepost.store.postgres.driver.statements import QUERIES, prepare, statement
+from fencepost.store.postgres.driver.statements import QUERIES, packer, prepare, statement
 
 # What an array looks like on the wire, written down once more: dimensions, flag, type of the
 # elements, how many, from which index; then length and bytes of each, -1 for a null.

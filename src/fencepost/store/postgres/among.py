@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fencepost.store.database import Row
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.ledger import TurnLedger
-from fencepost.store.postgres.others import Others, Seen
+from fencepost.store.postgres.others import Others, Seen, queries
 from fencepost.store.write.decider import Decider
 
 ALONE_TURNS = 100
@@ -28,7 +28,8 @@ class Among:
         if self._asks == 0 or last_turn == -1:
             return await connection.begin()
         seen = Seen(last_turn, self._ledger.next_position)
-        counters, self._others = await connection.begin_among(seen)
+        counters, found = await connection.begin_and_fetch(queries(seen))
+        self._others = Others(*found)
         return counters
 
     async def catch_up(self, connection: WritingConnection, counters: Row, last_turn: int) -> bool:
@@ -45,7 +46,7 @@ class Among:
             return False
         seen = Seen(last_turn, self._ledger.next_position)
         if others is None:
-            others = await connection.others(seen)
+            others = Others(*await connection.fetch_all(queries(seen)))
         if not others.list_all(seen, turn):
             self._ledger.reset(now)
             return True

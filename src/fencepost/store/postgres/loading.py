@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.ledger import Needs, TurnLedger
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.ledger import Needs
 from fencepost.store.write.decider import Decider
 

@@ -53,7 +53,7 @@ from fencepost.store.large.commits import LargeCommits, is_large
 from fencepost.store.postgres.chunks import read_stream
 from fencepost.store.postgres.cluster.feed import Feed, Notifier
 from fencepost.store.postgres.driver.connection import PostgresConnection, connect
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.commits import LargeCommit
 from fencepost.store.postgres.ledger import Needs, TurnLedger
 from fencepost.store.postgres.migrate import migrate

@@ -29,7 +29,7 @@ from fencepost.store.contract import Failed, Failure, Unknown
 from fencepost.store.database import Row
 from fencepost.store.postgres.among import Among
 from fencepost.store.postgres.driver.connection import is_away, is_full
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large import marks
 from fencepost.store.postgres.large.waiting import LIVES, Aside
 from fencepost.store.postgres.ledger import Needs, TurnLedger

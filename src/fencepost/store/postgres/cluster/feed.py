@@ -21,7 +21,7 @@ import psycopg
 from fencepost.store import records
 from fencepost.store.contract import Published
 from fencepost.store.database import Row
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.write.ledger import view_of
 
 log = logging.getLogger(__name__)

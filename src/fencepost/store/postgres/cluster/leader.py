@@ -24,7 +24,7 @@ from fencepost.clock import Clock
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.postgres.cluster.term import DatabaseClock, Term
 from fencepost.store.postgres.driver.connection import StandbyError, UnusableDatabaseError
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.waiting import LIVES
 from fencepost.store.postgres.maintain import PostgresUpkeep
 from fencepost.store.postgres.store import PostgresStore

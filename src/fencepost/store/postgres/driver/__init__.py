@@ -1,1 +1,1 @@
-"""The connection to PostgreSQL: statements, binary arrays, timeouts."""
+"""The connection to PostgreSQL: its statements, its settings and errors, and its use in turns."""

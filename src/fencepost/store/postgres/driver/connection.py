@@ -1,16 +1,22 @@
-"""The database itself: connecting to it, its settings, and what its errors mean.
+"""Connections to PostgreSQL: how they are made and configured, and what their errors mean.
 
 An acknowledged write must survive, so a connection that writes is refused when the server does not
 sync its log to disk before a commit returns. Statements are prepared once for each connection, and
 results come in binary. A connection is used by one thread at a time.
+
+No connection waits for ever. The server bounds its own work by timeouts, and the kernel notices a
+peer that is gone; neither helps against a server that is stopped, or whose disk hangs, while its
+machine still acknowledges packets. So silence is counted here, in the intervals at which psycopg
+looks up from waiting, and a connection that was silent for too long is closed. A COMMIT that was
+under way on it then has an unknown outcome, because its answer may still have been on its way.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -19,10 +25,10 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from fencepost.store.database import Row, Values
-from fencepost.store.postgres.driver import arrays
-from fencepost.store.postgres.driver.patience import PatientConnection
-from fencepost.store.postgres.driver.statements import Statement, statement
+from fencepost.store.postgres.driver.statements import Statement, register_arrays, statement
 from fencepost.store.postgres.settings import PostgresSettings
+
+T = TypeVar("T")
 
 VERSION_MIN = 140_000
 """The oldest server that we test the SQL for, as PostgreSQL numbers it: 14.0."""
@@ -41,16 +47,9 @@ AWAY_STATES = frozenset(
         "57P05",  # idle too long
     }
 )
-PASSING_STATES = frozenset(
-    {
-        "40001",  # could not serialize
-        "40P01",  # deadlock
-        "55P03",  # a lock was not to be had in time
-        "57014",  # a statement took too long
-    }
-)
 DISK_FULL = "53100"
-
+INTERVAL_S = 0.1
+"""How often psycopg looks up from waiting."""
 
 OPTIONS: dict[str, Any] = {
     "application_name": "fencepost",
@@ -79,13 +78,13 @@ SERVER = (
     b"SELECT current_setting('server_version_num')::int, current_setting('server_encoding'),"
     b" pg_is_in_recovery(), current_setting('fsync'), current_setting('synchronous_commit')"
 )
-"""What `judge` wants to know of a server."""
+"""The query whose answer `judge` takes."""
 
 
 class UnusableDatabaseError(psycopg.OperationalError):
     """The database cannot be used as it is: its text says what to change.
 
-    To a server that is running it is away: after a failover it may be another one that answers.
+    A running node treats it as a database that is away: after a failover another one may answer.
     """
 
 
@@ -94,13 +93,17 @@ class NotDurableError(UnusableDatabaseError):
 
 
 class StandbyError(psycopg.OperationalError):
-    """The server is a standby: it may become the primary, or the name may point to that later."""
+    """The server is a standby: it may become the primary, or its name may point to that later."""
+
+
+class SilentError(psycopg.OperationalError):
+    """The database has not answered in the time that it was given: it may come back."""
 
 
 def connect(settings: PostgresSettings, *, readonly: bool = False) -> PostgresConnection:
     """A connection with our settings; one that writes only to a server that keeps commits.
 
-    What goes wrong is either an error of psycopg, for `is_away` to look at, or says what to change.
+    Raises an error of psycopg, for `is_away` to look at, or one whose text says what to change.
     """
     raw = PatientConnection.connect(
         settings.url,
@@ -133,7 +136,7 @@ def adapt(raw: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> None:
     raw.prepared_max = STATEMENTS_MAX
     raw.adapters.register_dumper(int, Int8BinaryDumper)
     raw.adapters.register_dumper(str, StrBinaryDumper)
-    arrays.register(raw)
+    register_arrays(raw)
 
 
 def judge(server: Row, *, writes: bool) -> None:
@@ -172,13 +175,13 @@ def session(
 ) -> tuple[bytes, list[str]]:
     """A query that makes these the settings of a session, and its values."""
     settings = {
-        # From here on it is the session's own: a change of the configuration does not reach it.
+        # Set for the session, so that a change of the server's configuration does not reach it.
         "synchronous_commit": synchronous_commit,
         "lock_timeout": str(lock_timeout_ms),
         "statement_timeout": str(statement_timeout_ms),
         "idle_in_transaction_session_timeout": str(idle_in_transaction_timeout_ms),
         "TimeZone": "UTC",
-        # Who waited for the turn must then see what was written meanwhile.
+        # A node that waited for its turn must then see what other nodes wrote meanwhile.
         "default_transaction_isolation": "read committed",
         **PLANNING,
     }
@@ -186,8 +189,52 @@ def session(
     return f"SELECT {', '.join(calls)}".encode(), list(settings.values())
 
 
+class PatientConnection(psycopg.Connection[Row]):
+    """A connection for one thread."""
+
+    silence_s_max: float | None = None
+    """How long the server may say nothing while it is waited for; None is for ever."""
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return super().wait(_listening(self, gen), *args, **options)
+
+
+class PatientAsyncConnection(psycopg.AsyncConnection[Row]):
+    """A connection on the event loop."""
+
+    silence_s_max: float | None = None
+    """How long the server may say nothing while it is waited for; None is for ever."""
+
+    async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return await super().wait(_listening(self, gen), *args, **options)
+
+
+def _listening(
+    connection: PatientConnection | PatientAsyncConnection, gen: Generator[Any, Any, T]
+) -> Generator[Any, Any, T]:
+    """Pass psycopg's waiting on, and end it when the server was silent for too long."""
+    if connection.silence_s_max is None:
+        return (yield from gen)
+    silent_intervals_max = connection.silence_s_max / INTERVAL_S
+    silent_intervals = 0
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            silent_intervals = 0 if ready else silent_intervals + 1
+            if silent_intervals > silent_intervals_max:
+                connection.pgconn.finish()
+                raise SilentError(
+                    f"the database has said nothing for {connection.silence_s_max:g} s"
+                )
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+
+
 class PostgresConnection:
-    """A connection as the engine uses it; `raw` is psycopg's own."""
+    """A connection as the store uses it; `raw` is psycopg's own."""
 
     after_every_text = "\U0010ffff" * 1025
     """The last character, more often than it fits into any text that we keep an order of."""
@@ -280,7 +327,7 @@ class PostgresConnection:
             self._pipelines -= 1
 
     def __enter__(self) -> Self:
-        # Inside a transaction that is open already everything belongs to that one.
+        # Inside a transaction that is already open, everything belongs to that transaction.
         begins = not self.in_transaction
         if begins:
             self.begin()
@@ -298,7 +345,7 @@ class PostgresConnection:
         if error is None:
             self.commit()
         else:
-            # What went wrong first is what the caller has to know.
+            # The caller needs the first error, not one of the rollback.
             with contextlib.suppress(psycopg.Error):
                 self.rollback()
         return None
@@ -312,7 +359,7 @@ class PostgresConnection:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the database is not to be reached now: it may be again, on a new connection."""
+    """Whether the database cannot be reached now; a new connection may reach it later."""
     if isinstance(error, psycopg.InterfaceError):
         return True
     if isinstance(error, errors.PipelineAborted) or not isinstance(error, psycopg.OperationalError):
@@ -323,16 +370,11 @@ def is_away(error: BaseException) -> bool:
 
 
 def ends_session(error: BaseException) -> bool:
-    """Whether the session is over with this error, and not only what was asked in it."""
+    """Whether this error ends the session, and not only the statement that met it."""
     if isinstance(error, errors.PipelineAborted):
-        return False  # of something that was asked before
+        return False  # a statement before this one failed
     state = sqlstate_of(error)
     return state is None or state == "25P03" or state.startswith(("57P", "08"))
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the same transaction may well succeed when it is tried again."""
-    return sqlstate_of(error) in PASSING_STATES
 
 
 def is_full(error: BaseException) -> bool:

@@ -11,11 +11,9 @@ import psycopg
 import pytest
 import uvloop
 
-from fencepost.store.postgres.driver.arrays import packer
-from fencepost.store.postgres.driver.connection import is_away
-from fencepost.store.postgres.driver.patience import SilentError
-from fencepost.store.postgres.driver.wire import packed
-from fencepost.store.postgres.driver.writer import WritingConnection
+from fencepost.store.postgres.driver.connection import SilentError, is_away
+from fencepost.store.postgres.driver.pipeline import WritingConnection, packed
+from fencepost.store.postgres.driver.statements import packer
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.testing.postgres import shared_server
 
@@ -46,7 +44,7 @@ async def connected(**changed: Any) -> AsyncIterator[WritingConnection]:
 
 
 async def ask(connection: WritingConnection, text: str, *values: Any) -> list[Any]:
-    return await connection._wire.fetch(packed(text.encode(), values))
+    return await connection._pipeline.fetch(packed(text.encode(), values))
 
 
 async def end(connection: WritingConnection) -> None:
@@ -77,8 +75,8 @@ def test_a_stretch_larger_than_any_buffer_gets_through_in_both_directions(
         async with connected() as connection:
             data = bytes(range(256)) * 65_536
             parcels = [packed(b"SELECT $1::bytea", (data,)) for _ in range(3)]
-            results = await connection._wire.exchange(parcels)
-            assert [connection._wire.rows(result) for result in results] == [[(data,)]] * 3
+            results = await connection._pipeline.exchange(parcels)
+            assert [connection._pipeline.rows(result) for result in results] == [[(data,)]] * 3
 
     run(work)
 
@@ -94,7 +92,7 @@ def test_a_refused_statement_keeps_those_after_it_from_being_carried_out(
                 packed(b"INSERT INTO written VALUES (1)", ()),
             ]
             with pytest.raises(psycopg.errors.DivisionByZero):
-                await connection._wire.exchange(stretch)
+                await connection._pipeline.exchange(stretch)
             assert await ask(connection, "SELECT count(*) FROM written") == [(0,)]
 
     run(work)

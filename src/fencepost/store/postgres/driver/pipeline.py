@@ -1,37 +1,49 @@
-"""Statements on their way to PostgreSQL and back, as libpq sends them.
+"""Statements sent in one piece: connections on the event loop, for turns, feed and notifications.
 
 A turn is a few statements that are always the same, many times a second. A cursor of psycopg looks
 at each of them anew: how it is written, of what types its values are, what its result looks like;
 that takes longer than deciding the requests of the turn. Here a statement is prepared when a
-connection first uses it, its values leave as PostgreSQL keeps them, and one look at the socket
-takes in all the results that are there.
+connection first uses it, its values leave as PostgreSQL keeps them, all statements of a turn leave
+in one piece, and one look at the socket takes in all the results that are there.
 
 What leaves together is a stretch. It ends with a Sync and with nothing after that: only from there
-does PostgreSQL count how long a session is idle, and by that count it frees the turn of a node that
-froze in it.
+does PostgreSQL count how long a session is idle, and by that count it ends the turn of a node that
+stopped in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import psycopg
+from psycopg import AsyncRawCursor
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
-from fencepost.store.database import Row
-from fencepost.store.postgres.driver.arrays import ARRAY_TYPES
-from fencepost.store.postgres.driver.patience import PatientAsyncConnection, SilentError
+from fencepost.store.database import Row, Values
+from fencepost.store.postgres.driver.connection import (
+    OPTIONS,
+    SERVER,
+    PatientAsyncConnection,
+    SilentError,
+    adapt,
+    ends_session,
+    judge,
+    session,
+)
+from fencepost.store.postgres.driver.statements import ARRAY_TYPES, statement
+from fencepost.store.postgres.settings import PostgresSettings
 
 PIECE_BYTES = 8192
-"""So much of a stretch leaves ahead of the rest."""
+"""When so many bytes of a stretch are packed, they are sent ahead of the rest."""
 CANCELLED_S_MAX = 1.0
-"""How long somebody who is told to stop waits for the answers that are still on their way."""
+"""How long a task that is cancelled waits for the answers that are still on their way."""
 
 _GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _SYNC, _BAD, _FATAL = ExecStatus.PIPELINE_SYNC, ConnStatus.BAD, ExecStatus.FATAL_ERROR
@@ -75,7 +87,7 @@ def packed(text: bytes, values: Sequence[Any]) -> Parcel:
     return Parcel(text, tuple(types), sent)
 
 
-class Wire:
+class Pipeline:
     """The way to the database of one connection, for one user at a time."""
 
     def __init__(self, raw: PatientAsyncConnection) -> None:
@@ -147,7 +159,7 @@ class Wire:
     # Notifications
 
     async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
-        """Wait until somebody notifies, or for so long: what was said since the last time."""
+        """Wait for a notification, for so long at most: those that came since the last call."""
         # What came between the last result and its Sync was read with them; nothing tells of it.
         self._gather()
         if not self._notified:
@@ -217,7 +229,7 @@ class Wire:
             self._unwatch()
 
     def _take(self) -> None:
-        """There is something to read."""
+        """The socket has something to read."""
         try:
             self._consume()
             if not self._collect():
@@ -256,7 +268,7 @@ class Wire:
         return False
 
     def _push(self) -> None:
-        """There is room to send more."""
+        """The socket has room for more."""
         self._heard_at = self._loop.time()
         try:
             is_sent = not self._pgconn.flush()
@@ -269,7 +281,7 @@ class Wire:
             self._loop.remove_writer(self._socket)
 
     def _doubt(self, patience_s: float) -> None:
-        """It is time to see whether the database still says anything."""
+        """Give the connection up when the database was silent for too long."""
         left_s = self._heard_at + patience_s - self._loop.time()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._doubt, patience_s)
@@ -303,3 +315,143 @@ class Wire:
 
 def _said(pgconn: Any) -> str:
     return str(pgconn.get_error_message()).strip()
+
+
+_BEGIN = (packed(b"BEGIN", ()), packed(statement("take_turn").text, ()))
+_ROLLBACK = (packed(b"ROLLBACK", ()),)
+_COMMIT = packed(b"COMMIT", ())
+
+
+Query = tuple[str, Sequence[Any]]
+"""The name of a query, and its values, of which none is an array."""
+
+
+class WritingConnection:
+    """One connection of a node, used by one task at a time."""
+
+    def __init__(self, raw: PatientAsyncConnection) -> None:
+        self.raw = raw
+        self._pipeline = Pipeline(raw)
+        self._in_doubt = False
+
+    @classmethod
+    async def connect(cls, settings: PostgresSettings) -> Self:
+        """Reach the database; it must make commits durable."""
+        raw = await PatientAsyncConnection.connect(
+            settings.url,
+            autocommit=True,
+            cursor_factory=AsyncRawCursor,
+            **OPTIONS,
+            connect_timeout=settings.connect_timeout_s,
+        )
+        raw.silence_s_max = settings.silence_s_max
+        try:
+            adapt(raw)
+            cursor = await raw.execute(SERVER, prepare=False)
+            row = await cursor.fetchone()
+            assert row is not None
+            judge(row, writes=True)
+            text, values = session(
+                synchronous_commit=row[-1],
+                lock_timeout_ms=settings.turn_wait_ms,
+                # The wait for a turn is a statement as well.
+                statement_timeout_ms=max(settings.read_timeout_ms, settings.turn_wait_ms),
+                idle_in_transaction_timeout_ms=settings.turn_idle_ms,
+            )
+            await raw.execute(text, values, prepare=False)
+        except BaseException:
+            await raw.close()
+            raise
+        return cls(raw)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was lost with a COMMIT under way, so that the outcome is unknown."""
+        return self._in_doubt
+
+    async def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            await self.raw.close()
+
+    async def fetch(self, query: str, values: Values = ()) -> list[Row]:
+        """All rows of a named query."""
+        found = statement(query)
+        return await self._pipeline.fetch(packed(found.text, found.values(values)))
+
+    # A turn
+
+    async def begin(self) -> Row:
+        """Begin a transaction and wait for the turn: the counters, and the database's clock."""
+        _, taken = await self._pipeline.exchange(_BEGIN)
+        [row] = self._pipeline.rows(taken)
+        return row
+
+    async def begin_and_fetch(self, queries: Iterable[Query]) -> tuple[Row, list[list[Row]]]:
+        """The same, and in the same round trip the rows of some queries, asked in the turn."""
+        sent = [*_BEGIN, *[packed(statement(name).text, values) for name, values in queries]]
+        _, taken, *found = await self._pipeline.exchange(sent)
+        rows = self._pipeline.rows
+        [counters] = rows(taken)
+        return counters, [rows(result) for result in found]
+
+    async def fetch_all(self, queries: Iterable[Query]) -> list[list[Row]]:
+        """The rows of some queries, in one round trip."""
+        sent = [packed(statement(name).text, values) for name, values in queries]
+        return [self._pipeline.rows(result) for result in await self._pipeline.exchange(sent)]
+
+    async def rollback(self) -> None:
+        """Undo the turn."""
+        await self._pipeline.exchange(_ROLLBACK)
+
+    async def write(self, statements: Iterable[tuple[str, Sequence[Row]]]) -> None:
+        """Write something in the open transaction, in one round trip."""
+        await self._pipeline.exchange(
+            [parcel for name, rows in statements for parcel in _parcels(name, rows)]
+        )
+
+    async def write_and_commit(
+        self,
+        statements: Sequence[tuple[str, Sequence[Row]]],
+        end: Sequence[object],
+        *,
+        ending: str = "end_turn",
+    ) -> None:
+        """Write a turn and end it, in one round trip."""
+        self._in_doubt = False
+        try:
+            *_, committed = await self._pipeline.exchange(self._ending(statements, ending, end))
+            if committed.command_status != b"COMMIT":
+                raise psycopg.InternalError(f"COMMIT was answered {committed.command_status!r}")
+        except psycopg.Error as error:
+            # A statement that is refused undoes the transaction. The end of the session does so
+            # too, unless it came after the COMMIT, whose answer it then overtakes.
+            self._in_doubt = self._in_doubt and (self.raw.closed or ends_session(error))
+            raise
+        self._in_doubt = False
+
+    def _ending(
+        self, statements: Iterable[tuple[str, Sequence[Row]]], ending: str, end: Sequence[object]
+    ) -> Iterator[Parcel]:
+        # Values that cannot be sent are an error before the COMMIT is on its way.
+        for name, rows in statements:
+            yield from _parcels(name, rows)
+        ended = statement(ending)
+        yield packed(ended.text, ended.values(end))
+        self._in_doubt = True
+        yield _COMMIT
+
+    # The feed
+
+    async def listen(self, channel: str) -> None:
+        await self.raw.execute(f'LISTEN "{channel}"')
+
+    async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
+        """Wait for a notification, for so long at most: those that came since the last call."""
+        return await self._pipeline.wait_for_notification(timeout_s)
+
+
+def _parcels(name: str, rows: Sequence[Row]) -> list[Parcel]:
+    found = statement(name)
+    if found.by_columns:
+        return [packed(found.text, found.columns(rows))]
+    return [packed(found.text, found.values(row)) for row in rows]
