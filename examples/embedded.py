@@ -5,7 +5,7 @@
 
 Streams are then at /fencepost/v1/stream/..., beside the application's own pages. One process may
 open a data folder at a time, so run it with one worker. The application decides who may come here:
-`embedded` itself authorizes nobody.
+`embedded` itself checks no tokens.
 """
 
 from collections.abc import AsyncIterator

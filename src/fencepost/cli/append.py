@@ -432,8 +432,8 @@ class Feed:
             )
         if state.epoch > resume.epoch:
             raise CommandError(
-                f"the producer {self._id} has begun epoch {state.epoch} since, so somebody went on:"
-                " read the end of the stream, then use --skip without --resume"
+                f"the producer {self._id} has begun epoch {state.epoch} since, so another run"
+                " went on: read the end of the stream, then use --skip without --resume"
             )
         if state.seq < resume.seq:
             raise CommandError(

@@ -3,7 +3,7 @@
 Python raises KeyboardInterrupt between any two instructions. In a command that has to say
 afterwards what was stored, that may be just when an answer is counted, and what it then says is
 wrong. Here Ctrl-C is noted, and raised where the command waits or asks for it; pressed a second
-time it is raised at once, because somebody is out of patience.
+time it is raised at once, because the person at the terminal is out of patience.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`fencepost migrate`: bring the schema of a store up to date, or show what that would run.
 
-A server does this by itself when it starts. The command is for whoever starts servers with
-`--no-migrate` and wants the moment, or another database user, to be theirs to choose. Several may
+A server does this by itself when it starts. The command is for operators who start servers with
+`--no-migrate`, to choose the moment or another database user themselves. Several may
 run at once, and beside old servers: each step is made once, and the steps are safe for those.
 """
 

@@ -40,7 +40,7 @@ REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 given is wrong; no server answers; Ctrl-C."""
 
 RETRIES = fencepost.Retries(attempts_max=5, seconds_max=15.0, delay_seconds_max=1.0)
-"""A person at a terminal wants to know soon that nobody is there."""
+"""A person at a terminal wants to know soon that no server answers."""
 NO_REASON = "the server gave no reason"
 """What the client says of a refusal without a body."""
 WIDTH_OF_NO_TERMINAL = 10_000
@@ -77,7 +77,7 @@ def talking(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        _nobody_reads()
+        _drop_output()
         raise typer.Exit(0) from None
     except ProfileError as error:
         fail(str(error), USAGE, as_json=as_json)
@@ -87,7 +87,7 @@ def talking(
         code = getattr(error, "code", None)
         fail(sentence_of(error, where), code_of(error), as_json=as_json, code=code)
     except OSError as error:
-        _nobody_reads()
+        _drop_output()
         fail(f"the output cannot be written: {error.strerror or error}", as_json=as_json)
 
 
@@ -99,7 +99,7 @@ def _connected(url: str, token: str | None, retries: fencepost.Retries) -> fence
 
 
 def ask(question: str) -> None:
-    """Go on if whoever sits at the terminal agrees."""
+    """Go on if the person at the terminal agrees."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise CommandError("there is no terminal to ask at: say --yes to go on", USAGE)
     try:
@@ -118,7 +118,7 @@ def fail(
         try:
             print(json.dumps({"error": sentence, **fields}), flush=True)
         except OSError:
-            _nobody_reads()
+            _drop_output()
     print(f"fencepost: {sentence}", file=sys.stderr)
     raise typer.Exit(exit_code)
 
@@ -130,7 +130,7 @@ def _with_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for as long as we run)
 
 
-def _nobody_reads() -> None:
+def _drop_output() -> None:
     """Let what is left in buffers go nowhere, so that the exit does not fail over it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -193,7 +193,7 @@ def _reason(error: fencepost.ResponseError) -> str:
 _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
     (fencepost.UnauthorizedError, "Give a token with --token or FENCEPOST_TOKEN"),
     (fencepost.StaleEpochError, "A newer session of this producer has begun: let that one write"),
-    (fencepost.ForbiddenError, "Ask whoever runs the server for a grant"),
+    (fencepost.ForbiddenError, "Ask the operator of the server for a grant"),
     (
         fencepost.StreamNotFoundError,
         "`fencepost ls` shows the streams there are, `fencepost create` makes one",
@@ -304,7 +304,7 @@ def printable(text: str) -> str:
 
 
 class Sink:
-    """Where the data of a stream goes: bytes on stdout, at once when somebody follows."""
+    """Where the data of a stream goes: bytes on stdout, flushed at once while following."""
 
     def __init__(self, *, at_once: bool) -> None:
         sys.stdout.flush()
@@ -312,7 +312,7 @@ class Sink:
         self._at_once = at_once
 
     def write(self, data: bytes) -> None:
-        """All of it, or BrokenPipeError once nobody reads any more."""
+        """Write all of it, or raise BrokenPipeError once the reader of the pipe is gone."""
         self._out.write(data)
         if self._at_once:
             self._out.flush()

@@ -55,7 +55,7 @@ def serve(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Listen beyond this machine although nobody is authorized."
+            "--insecure", help="Listen beyond this machine although no principals are set up."
         ),
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",

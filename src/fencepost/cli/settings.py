@@ -80,7 +80,7 @@ class SettingsError(Exception):
 
 
 def default_folder() -> Path:
-    """Where data lives when nobody says."""
+    """The data folder unless a setting names another."""
     return Path(platformdirs.user_data_dir("fencepost", appauthor=False))
 
 

@@ -37,7 +37,7 @@ from fencepost.cli.render import (
 CLAIM_GLOBS = ("task:*/**", "tool:*/**")
 """Ids that are claims unless the server was told otherwise; an id may have slashes in it."""
 HELD = ("claimed", "heartbeat")
-"""Where a claim is that somebody holds (docs/guides/task-claims.md)."""
+"""The states of a claim that an actor holds (docs/guides/task-claims.md)."""
 NOTHING_KNOWN = {"owner": None, "status": None, "since": None, "message": None}
 
 
@@ -213,7 +213,7 @@ def claims(
         ),
     ] = None,
     held: Annotated[
-        bool, typer.Option("--held", help="Only those that somebody holds now.")
+        bool, typer.Option("--held", help="Only those that an actor holds now.")
     ] = False,
     url: Url = None,
     token: Token = None,

@@ -188,7 +188,7 @@ class _Supervisor:
                 self._ready(url_of(self._plan.host, self._plan.port))
 
     async def _end_all(self) -> None:
-        """Nobody is left behind, however this ended."""
+        """End every worker, however this process ends."""
         left = [running.process for running in self._running.values()]
         for process in left:
             process.terminate()

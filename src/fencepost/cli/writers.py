@@ -1,6 +1,6 @@
 """`fencepost writers` and `forget-writer`: who publishes batches by commits, and how far they came.
 
-A writer is kept until somebody forgets it here: then its name is free, and so are its numbers.
+A writer is kept until `forget-writer` removes it: then its name is free, and so are its numbers.
 """
 
 from __future__ import annotations

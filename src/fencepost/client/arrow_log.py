@@ -1,4 +1,4 @@
-"""The log as Arrow: a page at a time, as the bytes that came, for whoever has `pyarrow`.
+"""The log as Arrow: a page at a time, as the bytes that came, for programs that have `pyarrow`.
 
 A page is a whole Arrow IPC stream. It is not looked into here: the client does not need `pyarrow`,
 and what reads columns (Spark's workers) takes the bytes without a copy.

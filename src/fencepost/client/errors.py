@@ -178,7 +178,7 @@ class SequenceGapError(ConflictError):
 
 
 class ContentMismatchError(ConflictError):
-    """This sequence number was used for other bytes. Somebody else writes as this producer."""
+    """This sequence number was used for other bytes. Another program writes as this producer."""
 
     @property
     def offset(self) -> str | None:
@@ -206,7 +206,7 @@ class PartError(ConflictError):
 
 
 class WriterNotFoundError(ResponseError):
-    """There is no such writer: nobody opened it, or it was forgotten. Open a run of it."""
+    """There is no such writer: no program opened it, or it was forgotten. Open a run of it."""
 
 
 class WriterQueryChangedError(ConflictError):
@@ -238,7 +238,7 @@ class PreconditionFailedError(ResponseError):
 
 
 class TailMovedError(PreconditionFailedError):
-    """Somebody appended first: the tail is `next_offset`. Read up to it, then decide again."""
+    """Another append came first: the tail is `next_offset`. Read up to it, then decide again."""
 
     @property
     def next_offset(self) -> str | None:

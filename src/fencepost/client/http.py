@@ -121,7 +121,7 @@ class ResponseParser:
 
     def __init__(self) -> None:
         self.done: list[Response] = []
-        """Complete responses that nobody has taken yet."""
+        """Complete responses that were not taken yet."""
         self.head: Response | None = None
         """The response that is under way, once its headers are complete."""
         self.pieces: list[bytes] = []

@@ -67,7 +67,7 @@ def encode_bytes(data: Any) -> bytes:
 
 
 def new_key(settings: ClientSettings) -> str:
-    """A key that nobody else has.
+    """A key that no other request has.
 
     It begins with the time: keys that come in their order cost the server half as much to keep.
     """

@@ -128,7 +128,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None = None
     """In the name of a writer: the last batch that it published."""
     match: bool | None = None
-    """Whether that batch, sent again, has the digest that it had; None where nobody can tell."""
+    """Whether that batch, sent again, has its first digest; None where the server cannot tell."""
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@
 | delete | a 404 after a first attempt that may have arrived is the deletion done |
 | append, close, commit (POST) | the server knows it again by its key or producer's number |
 | truncate, staging (POST) | the same again changes nothing |
-| opening a writer (POST) | a run that nobody knows of disturbs nobody |
+| opening a writer (POST) | a run whose answer was lost is never used |
 | forgetting a writer, dropping a part (DELETE) | as with delete |
 | append with `retry=False` | it may not: a lost answer is `OutcomeUnknownError` |
 

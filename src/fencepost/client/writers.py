@@ -22,7 +22,7 @@ _ROOT = "/v1/writers/"
 def open_writer(
     settings: ClientSettings, name: str, query: str, *, allow_new: bool
 ) -> Operation[WriterInfo]:
-    """Begin a run. An attempt that arrived unheard began one too: nobody uses it."""
+    """Begin a run. An attempt whose answer was lost began one too, which no program uses."""
     body = msgspec.json.encode({"query": query, "allow_new": allow_new})
     request = Request("POST", target_of(_ROOT + name), (("Content-Type", JSON),), body)
     answer = yield from exchange(settings, request, Kind.WRITE)

@@ -128,8 +128,8 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
         if error is None:
             await self.close()
             return
-        # Whoever cancels does not want to wait for the server. After any other exception what was
-        # appended before it is still wanted, but must not hide it.
+        # A program that cancels does not want to wait for the server. After any other exception the
+        # messages before it are still delivered, but a failure of theirs must not hide it.
         cancelled = isinstance(error, asyncio.CancelledError)
         with contextlib.suppress(FencepostError):
             await self.close(timeout=0 if cancelled else None)

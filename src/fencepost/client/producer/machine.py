@@ -208,9 +208,9 @@ class Machine(Generic[B]):
         self.failure: ProducerFailedError | None = None
         self.last_acked: Receipt | None = None
         self.settled: list[B] = []
-        """Batches that were settled since somebody looked; whoever looks empties it."""
+        """Batches that were settled and not reported yet; `Session.report` empties it."""
         self.drop = False
-        """Set when the connection is of no more use; whoever drives clears it by `lost`."""
+        """Set when the connection is of no more use; closing it, by `lost`, clears it."""
 
     # What the user does.
 
@@ -548,7 +548,7 @@ class Machine(Generic[B]):
             self._lose_wire()
 
     def _lose_wire(self) -> None:
-        """Nobody will answer any more."""
+        """No answer will come any more: settle every batch with what is known about it."""
         self._wire.clear()
         assert self.failure is not None
         while self._unsettled:

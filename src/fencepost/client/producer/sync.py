@@ -119,7 +119,8 @@ class IdempotentProducer(Counts[Delivery]):
         if error is None:
             self.close()
             return
-        # What was appended before the exception is still wanted, but must not hide it.
+        # The messages before the exception are still delivered, but a failure of theirs must not
+        # hide it.
         with contextlib.suppress(FencepostError):
             self.close()
 

@@ -56,11 +56,11 @@ class AsyncTaskClaims:
         await self._driver.run(self._core.complete(claim))
 
     async def get(self, task: str) -> TaskState | None:
-        """Where a task is now; None when nobody ever claimed it."""
+        """Where a task is now; None when it was never claimed."""
         return await self._driver.run(self._core.get(task))
 
     async def open(self) -> list[TaskState]:
-        """The tasks that somebody holds now."""
+        """The tasks that an actor holds now."""
         return await self._driver.run(self._core.open())
 
     async def stale(self, timeout: float = RECLAIM_SECONDS) -> list[TaskState]:

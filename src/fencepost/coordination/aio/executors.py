@@ -40,7 +40,7 @@ class AsyncToolExecutor:
         self._core = Executing(settings, *paths, owner, handler, timeout)
 
     async def step(self) -> int:
-        """Carry out what the session holds now and nobody else has; how many got a result."""
+        """Carry out the calls of the session that no other executor has; how many got a result."""
         return await self._driver.run(self._core.step())
 
     async def run(self, *, poll: float = POLL_SECONDS) -> None:

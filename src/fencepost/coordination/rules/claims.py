@@ -16,7 +16,7 @@ number only, so of two that race one loses; what a task went through is therefor
 
 "If it is still there" is Producer-If: the epoch is raised over the move that was seen, never over a
 newer one. Nothing can follow `completed`, because every move names the one before it, by its number
-or by Producer-If, and nobody names a `completed`.
+or by Producer-If, and no move names a `completed`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ RACES_MAX = 16
 
 
 class ClaimLostError(FencepostError):
-    """The task is no longer yours: somebody took it over, or you gave it up. Stop working on it.
+    """The task is no longer yours: another actor took it over, or you gave it up.
 
-    Nothing of the move was stored.
+    Stop working on it. Nothing of the move was stored.
     """
 
 
@@ -198,7 +198,7 @@ class Claiming:
     def completion(self, claim: Claim) -> Operation[Move]:
         """The move that completes a claim, for a commit of its own; the claim has ended with it.
 
-        It is not left pending: nobody may send it without what it is committed with.
+        It is not left pending: it must not be sent without what it is committed with.
         """
         while claim.pending is not None:
             yield from self._settle(claim)
@@ -294,7 +294,7 @@ class Claiming:
         move = self._move(
             held.task, held.epoch + 1, 0, "available", previous_owner=held.owner, reason=reason
         )
-        # Nobody holds it then, so that with authorization, too, anyone may claim it.
+        # With authorization, too, any actor may claim it then: no principal holds its id.
         return (
             yield from make(
                 self._settings,
@@ -339,7 +339,7 @@ class Claiming:
         try:
             msgspec.convert(change.value, _Value)
         except msgspec.ValidationError:
-            return None  # somebody else's idea of a claim holds the task, and tells us nothing
+            return None  # a message of another format under this type tells us nothing
         return claim_id(self._kind, change.key)
 
 

@@ -33,7 +33,7 @@ from fencepost.client.settings import JSON, ClientSettings
 
 NONCE_BYTES = 16
 HELD = frozenset(("producer_held", "epoch_guarded"))
-"""Refusals that say that an id is somebody else's for now, by the rules of the server."""
+"""Codes of refusals: another actor holds the id now, by the rules of the server."""
 
 _ENCODER = msgspec.json.Encoder()
 

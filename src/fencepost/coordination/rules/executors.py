@@ -87,7 +87,7 @@ class Executing:
         self.claims = Claiming(settings, coordination, owner, "tool")
 
     def step(self) -> Operation[int]:
-        """Carry out what the session holds now and nobody else has; how many got a result."""
+        """Carry out the calls of the session that no other executor has; how many got a result."""
         yield from self._read()
         done = 0
         for call_id in list(self._open):

@@ -40,7 +40,7 @@ class Row(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class Conflict(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """Somebody else updated the row first."""
+    """Another actor updated the row first."""
 
     key: str
     attempted: tuple[int, int]
@@ -178,7 +178,7 @@ class Resourcing(Generic[T]):
         retries: int,
         on_conflict: OnConflict[T] | None,
     ) -> Operation[Entry]:
-        """Read, change and write until nobody came between; `mutate` gives None to delete."""
+        """Read, change and write until no update came between; `mutate` gives None to delete."""
         yield from self.loaded()
         decided: Merge[T | None] | None = None
         for attempt in range(retries + 1):

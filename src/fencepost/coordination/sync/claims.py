@@ -57,11 +57,11 @@ class TaskClaims:
         self._driver.run(self._core.complete(claim))
 
     def get(self, task: str) -> TaskState | None:
-        """Where a task is now; None when nobody ever claimed it."""
+        """Where a task is now; None when it was never claimed."""
         return self._driver.run(self._core.get(task))
 
     def open(self) -> list[TaskState]:
-        """The tasks that somebody holds now."""
+        """The tasks that an actor holds now."""
         return self._driver.run(self._core.open())
 
     def stale(self, timeout: float = RECLAIM_SECONDS) -> list[TaskState]:

@@ -41,7 +41,7 @@ class ToolExecutor:
         self._core = Executing(settings, *paths, owner, handler, timeout)
 
     def step(self) -> int:
-        """Carry out what the session holds now and nobody else has; how many got a result."""
+        """Carry out the calls of the session that no other executor has; how many got a result."""
         return self._driver.run(self._core.step())
 
     def run(self, *, poll: float = POLL_SECONDS) -> None:

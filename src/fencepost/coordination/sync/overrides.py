@@ -25,7 +25,7 @@ class Overrides:
         self._core = Overriding(stream._driver.settings, stream.path, by)
 
     def free(self, task: str, *, reason: str, kind: Kind = "task") -> bool:
-        """Crashed executor: take a task from its holder now; False when nobody holds it."""
+        """Crashed executor: take a task from its holder now; False when no actor holds it."""
         return self._driver.run(self._core.free(task, reason, kind))
 
     def correct(self, type: str, key: str, value: Any, *, reason: str) -> Row[Value]:
