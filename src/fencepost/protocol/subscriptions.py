@@ -25,18 +25,17 @@ from typing import Literal, NamedTuple
 
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.timing import Backoff, delay_ms, fence_fits, has_passed
 
 WEBHOOK: Literal["webhook"] = "webhook"
 PULL_WAKE: Literal["pull-wake"] = "pull-wake"
 Kind = Literal["webhook", "pull-wake"]
 
 LEASE_MS_DEFAULT = 30_000
-LEASE_MS_MIN = 1_000
-LEASE_MS_MAX = 600_000
 
 BACKOFF_MS_MIN = 1_000
 BACKOFF_MS_MAX = 60_000
-BACKOFF_JITTER = 0.2
+_BACKOFF = Backoff("exponential", BACKOFF_MS_MIN, BACKOFF_MS_MAX, jitter=0.2)
 
 
 class Config(NamedTuple):
@@ -118,8 +117,7 @@ class Wake(NamedTuple):
         return (
             self.wake_id is not None
             and self.next_attempt_ms is None
-            and self.lease_until_ms is not None
-            and self.lease_until_ms <= now_ms
+            and has_passed(self.lease_until_ms, now_ms)
         )
 
     def due_ms(self) -> int | None:
@@ -328,10 +326,7 @@ def decide_failed(wake: Wake, *, now_ms: int, random: float) -> Wake:
 
 def backoff_ms(attempts: int, random: float) -> int:
     """How long to wait after so many failures in a row: 1 s, doubling to 60 s, jittered by 20%."""
-    assert attempts > 0
-    base_ms = min(BACKOFF_MS_MIN * 2 ** min(attempts - 1, 16), BACKOFF_MS_MAX)
-    jittered_ms = base_ms * (1 + BACKOFF_JITTER * (2 * random - 1))
-    return int(min(max(jittered_ms, BACKOFF_MS_MIN), BACKOFF_MS_MAX))
+    return delay_ms(_BACKOFF, attempts, random, floor_ms=BACKOFF_MS_MIN)
 
 
 def decide_claim(
@@ -362,7 +357,7 @@ def check_fence(
     current = (
         wake.wake_id is not None
         and wake.wake_id == wake_id
-        and wake.generation == generation == token_generation
+        and fence_fits(wake.generation, generation, token_generation)
         and not wake.expired(now_ms)
     )
     return None if current else Fenced(wake.generation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from fencepost.protocol.subscriptions import LEASE_MS_MAX, LEASE_MS_MIN
+from fencepost.protocol.timing import LEASE_MS_MAX, LEASE_MS_MIN
 
 LOCALHOST_CHOICES = ("auto", "allow", "refuse")
 
