@@ -33,8 +33,6 @@ DEFAULT_PRIORITY: Priority = "next"
 
 ID_BYTES_MAX = 256
 """Bytes of a client_message_id, and of a reply_to."""
-REF_BYTES_MAX = 64
-"""Bytes of a destination's name, which is ASCII."""
 META_BYTES_MAX = 16 * 1024
 """Bytes of meta as it was sent: the slow path takes four milliseconds for so much."""
 INTEGER_MAX = 2**53 - 1
@@ -65,7 +63,8 @@ class Unsendable(NamedTuple):
     detail: str
 
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Names of meshes, members, topics and queues."""
 # C0 and DEL, as in the paths of streams; lone surrogates cannot be written as UTF-8.
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -91,7 +90,7 @@ def refuse_fields(kind: str, ref: str, reply_to: str, priority: str) -> Unsendab
     """Why these fields are refused; None when they are good."""
     if kind not in KINDS:
         return Unsendable("kind_invalid", f"kind is topic, dm or queue, not {kind!r}")
-    if _NAME.fullmatch(ref) is None:
+    if NAME.fullmatch(ref) is None:
         return Unsendable(
             "ref_invalid", "ref is a name of 1 to 64 letters, digits, dots, hyphens, underscores"
         )
