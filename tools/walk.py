@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from fencepost.server.stores import AnyStoreSettings
+from fencepost.store.opener import AnyStoreSettings
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.settings import SqliteSettings
 from fencepost.testing.postgres import shared_server

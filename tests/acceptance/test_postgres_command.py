@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.server.stores import INDEXED_BYTES_MAX
+from fencepost.store.opener import INDEXED_BYTES_MAX
 from fencepost.testing.postgres import PostgresServer, shared_server
 from tests.acceptance.test_serve_command import metrics, refusal
 from tests.integration.raw import Connection, ask, code_of, events, request

@@ -25,16 +25,16 @@ from rich.text import Text
 
 from fencepost.cli.options import Config, StoreUrl
 from fencepost.cli.settings import SettingsError, default_folder, load_store
-from fencepost.server.stores import (
+from fencepost.store.check.report import Progress as Tell
+from fencepost.store.check.report import Report, UnreadableError, ignore
+from fencepost.store.contract import StoreAwayError
+from fencepost.store.opener import (
     AnyStoreSettings,
     CannotOpenError,
     describe,
     require_postgres,
     saying_why,
 )
-from fencepost.store.check.report import Progress as Tell
-from fencepost.store.check.report import Report, UnreadableError, ignore
-from fencepost.store.contract import StoreAwayError
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.settings import SqliteSettings
 from fencepost.store.sql import SchemaTooNewError

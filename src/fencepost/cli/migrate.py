@@ -16,9 +16,9 @@ import typer
 
 from fencepost.cli.options import AsJson, Config, StoreUrl
 from fencepost.cli.settings import SettingsError, default_folder, load_store
-from fencepost.server.stores import CannotOpenError, describe, schema_of
-from fencepost.server.stores import migrate as migrate_store
 from fencepost.store.contract import StoreAwayError
+from fencepost.store.opener import CannotOpenError, describe, schema_of
+from fencepost.store.opener import migrate as migrate_store
 from fencepost.store.sql import Schema, SchemaTooNewError
 from fencepost.store.sqlite.connection import FolderInUseError
 

@@ -12,8 +12,8 @@ import signal
 import sys
 
 from fencepost.server.auth import AuthConfigError
-from fencepost.server.stores import AnyStoreSettings, CannotOpenError, describe
 from fencepost.store.contract import StoreAwayError
+from fencepost.store.opener import AnyStoreSettings, CannotOpenError, describe
 from fencepost.store.sql import SchemaTooNewError
 from fencepost.store.sqlite.connection import FolderInUseError
 from fencepost.store.sqlite.store import StoreBrokenError

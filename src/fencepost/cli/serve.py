@@ -17,7 +17,7 @@ from fencepost.cli.settings import TWO_STORES, SettingsError, default_folder, lo
 from fencepost.cli.workers import Plan, WorkersFailedError, supervise, supports_sharing
 from fencepost.server.running import run
 from fencepost.server.settings import ServerSettings
-from fencepost.server.stores import AnyStoreSettings
+from fencepost.store.opener import AnyStoreSettings
 from fencepost.store.settings import SqliteSettings
 
 PORT_MAX = 65535

@@ -35,8 +35,8 @@ from fencepost.server.settings import (
     ProducerRuleSettings,
     ServerSettings,
 )
-from fencepost.server.stores import AnyStoreSettings
 from fencepost.server.subscriptions.settings import SubscriptionSettings
+from fencepost.store.opener import AnyStoreSettings
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.settings import SqliteSettings
 

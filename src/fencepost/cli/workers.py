@@ -26,7 +26,7 @@ from fencepost.cli.process import sentence_for, set_up_logs, stop_on_signals
 from fencepost.http.listener import bind
 from fencepost.server.running import Worker, run, url_of
 from fencepost.server.settings import ServerSettings
-from fencepost.server.stores import AnyStoreSettings
+from fencepost.store.opener import AnyStoreSettings
 
 log = logging.getLogger(__name__)
 

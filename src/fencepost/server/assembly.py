@@ -23,11 +23,11 @@ from fencepost.server.handlers.writers import Writers
 from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Application
 from fencepost.server.settings import ServerSettings
-from fencepost.server.stores import AnyStoreSettings, Opened, open_store
 from fencepost.server.subscriptions.engine import Readers
 from fencepost.server.subscriptions.led import LedSubscriptions
 from fencepost.server.subscriptions.opening import open_parts
 from fencepost.server.subscriptions.own import OwnSubscriptions
+from fencepost.store.opener import AnyStoreSettings, Opened, open_store
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,14 @@ LEADER_S_MAX = 5.0
 class Assembly:
     """A server without a front end. Make it with `open`, on the loop that it will run on."""
 
-    def __init__(self, settings: ServerSettings, opened: Opened, clock: Clock) -> None:
+    def __init__(
+        self, settings: ServerSettings, opened: Opened, clock: Clock, audit: Audit | None
+    ) -> None:
         self.settings = settings
         self.opened = opened
         self.store = opened.store
         self.clock = clock
+        self._audit = audit
         self.metrics = Metrics(opened)
         self.app: Application
         self._subscriptions: OwnSubscriptions | LedSubscriptions
@@ -63,8 +66,17 @@ class Assembly:
         # What somebody may hold must not be forgotten, whether or not the store was told of it.
         kept = dict.fromkeys((*store_settings.kept_producer_globs, *settings.auth.claim_globs))
         store_settings = replace(store_settings, kept_producer_globs=tuple(kept))
-        opened = await open_store(store_settings, settings.limits, clock, migrate=migrate)
-        assembly = cls(settings, opened, clock)
+        audit = None
+        if settings.auth.principals:
+            audit = Audit(refusals_per_s=settings.auth.audit_refusals_per_s)
+        opened = await open_store(
+            store_settings,
+            settings.limits,
+            clock,
+            migrate=migrate,
+            auditor=None if audit is None else audit.note,
+        )
+        assembly = cls(settings, opened, clock, audit)
         try:
             await assembly._assemble(on_loopback=on_loopback)
         except BaseException:
@@ -77,14 +89,12 @@ class Assembly:
         settings, opened, clock = self.settings, self.opened, self.clock
         store = opened.store
         gate = seal = None
-        if settings.auth.principals:
+        if self._audit is not None:
             gate = Gate(Auth(settings.auth, clock))
-            audit = Audit(store, opened.join, refusals_per_s=settings.auth.audit_refusals_per_s)
-            await audit.open()
-            store.decider.claims.auditor = audit.note
+            await self._audit.open(store, opened.join)
             secret = await opened.secret(SEAL_SECRET, clock.token(32))
             seal = Seal(secret, clock)
-            self.metrics.watch_auth(gate.auth, audit)
+            self.metrics.watch_auth(gate.auth, self._audit)
         self._subscriptions = await self._open_subscriptions(
             None if gate is None else gate.readers, on_loopback=on_loopback
         )

@@ -33,22 +33,21 @@ _IF_MISSING = Conditions(create_as=JSON)
 
 
 class Audit:
-    """Writes events into the open commit; `join` is how an append joins it."""
+    """Writes events into the open commit. The store is given `note`, then `open` the store."""
 
-    def __init__(
-        self, store: Store, join: Callable[[Append], object], *, refusals_per_s: float
-    ) -> None:
-        self._store = store
-        self._join = join
+    def __init__(self, *, refusals_per_s: float) -> None:
+        self._join: Callable[[Append], object]
         self._rate = Rate(refusals_per_s, max(1.0, 2 * refusals_per_s)) if refusals_per_s else None
         self._buckets: dict[str, Bucket] = {}
         self._suppressed: dict[str, int] = {}
         self.events = self.suppressed = 0
 
-    async def open(self) -> None:
-        """See that the stream is there, before anybody is let in."""
+    async def open(self, store: Store, join: Callable[[Append], object]) -> None:
+        """See that the stream is there, before any request; `join` adds an append to the commit
+        that is open."""
+        self._join = join
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._store.create(Create(AUDIT, content_type=JSON), done.set_result)
+        store.create(Create(AUDIT, content_type=JSON), done.set_result)
         outcome = await done
         if not isinstance(outcome, Created | Exists) or outcome.closed:
             raise AuthConfigError(

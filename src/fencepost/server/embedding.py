@@ -23,7 +23,7 @@ from fencepost.server.asgi import ASGIApp
 from fencepost.server.assembly import Assembly
 from fencepost.server.running import url_of
 from fencepost.server.settings import ServerSettings
-from fencepost.server.stores import AnyStoreSettings
+from fencepost.store.opener import AnyStoreSettings
 from fencepost.store.settings import SqliteSettings
 
 

@@ -20,11 +20,11 @@ from prometheus_client.core import (
 from fencepost.http.front import HttpCounters
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
-from fencepost.server.stores import Opened
 from fencepost.server.subscriptions.outcomes import Counts
 from fencepost.server.subscriptions.registry import Registry
 from fencepost.server.tails import Tails
-from fencepost.store.write.decider import Decider
+from fencepost.store.contract import Counters
+from fencepost.store.opener import Opened
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -72,7 +72,7 @@ class Metrics:
 
     def __init__(self, opened: Opened) -> None:
         self._stats = opened.stats
-        self._decider = opened.store.decider
+        self._counters = opened.counters
         self._tails: Tails | None = None
         self._subscriptions: Subscribed | None = None
         self._http: HttpCounters | None = None
@@ -109,7 +109,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at each scrape."""
-        counts, ledger = self._decider.counts, self._decider.ledger
+        counts = self._counters()
         yield _counter("fencepost_appends", "Appends stored", counts.appends)
         yield _counter("fencepost_messages", "Messages stored", counts.messages)
         yield _counter("fencepost_append_bytes", "Payload bytes stored", counts.bytes)
@@ -120,8 +120,8 @@ class Metrics:
             "Batches that came again with other rows than those published",
             counts.mismatches,
         )
-        yield _gauge("fencepost_streams_open", "Streams in memory", ledger.cached_count)
-        yield _gauge("fencepost_log_position", "The next position", ledger.next_position)
+        yield _gauge("fencepost_streams_open", "Streams in memory", counts.streams_cached)
+        yield _gauge("fencepost_log_position", "The next position", counts.next_position)
         yield self._answers.family(
             "fencepost_commit_answers", "Requests answered by one group commit"
         )
@@ -148,7 +148,7 @@ class Metrics:
         if self._http is not None:
             yield from _http_families(self._http)
         if self._auth is not None:
-            yield from _auth_families(*self._auth, self._decider)
+            yield from _auth_families(*self._auth, counts)
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
@@ -173,9 +173,9 @@ def _subscription_families(subscriptions: Subscribed) -> Iterator[Metric]:
     yield _counter("fencepost_subscription_expired", "Leases that ran out", counts.expired)
 
 
-def _auth_families(auth: Auth, audit: Audit, decider: Decider) -> Iterator[Metric]:
+def _auth_families(auth: Auth, audit: Audit, counts: Counters) -> Iterator[Metric]:
     yield _counter("fencepost_auth_rejected", "Requests without a good token", auth.rejected)
-    yield _counter("fencepost_auth_too_fast", "Appends past a limit", decider.claims.refused)
+    yield _counter("fencepost_auth_too_fast", "Appends past a limit", counts.appends_too_fast)
     yield _counter("fencepost_audit_events", "Events in the audit stream", audit.events)
     yield _counter(
         "fencepost_audit_suppressed", "Refusals that the audit stream leaves out", audit.suppressed
@@ -187,11 +187,9 @@ def _auth_families(auth: Auth, audit: Audit, decider: Decider) -> Iterator[Metri
         "Share of recent claims that were taken away",
         labels=named,
     )
-    now_ms = decider.ledger.last_ms
-    # A copy, because a writer thread may be deciding meanwhile.
-    for name, standing in list(decider.claims.noted.items()):
-        open_claims.add_metric((name,), standing.open_claims)
-        ratio.add_metric((name,), standing.abandon_ratio(now_ms))
+    for principal, open_count, abandon_ratio in counts.claims:
+        open_claims.add_metric((principal,), open_count)
+        ratio.add_metric((principal,), abandon_ratio)
     yield open_claims
     yield ratio
 

@@ -16,9 +16,11 @@ Three promises hold for every method:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
+from fencepost.clock import Clock
 from fencepost.protocol.appends import Append, AppendOutcome
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
@@ -353,4 +355,104 @@ class Store(Protocol):
 
     def listen(self, listener: Callable[[Sequence[Published]], None]) -> None:
         """Call `listener` after every commit, on the event loop, in commit order."""
+        ...
+
+
+class ServedStore(Store, Protocol):
+    """A store as the server that runs it sees it."""
+
+    @property
+    def failure(self) -> asyncio.Future[None]:
+        """Resolved with the error when the store can no longer be trusted: the server stops."""
+        ...
+
+    async def close(self) -> None:
+        """Commit what was decided, and let go of the data."""
+        ...
+
+
+class ClaimCounts(NamedTuple):
+    """The claims of one principal, for the metrics."""
+
+    principal: str
+    open_claims: int
+    abandon_ratio: float
+
+
+class Counters(NamedTuple):
+    """What a store counted since it was opened, and what it holds in memory, for the metrics."""
+
+    appends: int
+    messages: int
+    bytes: int
+    duplicates: int
+    replays: int
+    mismatches: int
+    appends_too_fast: int
+    streams_cached: int
+    next_position: int
+    claims: tuple[ClaimCounts, ...]
+
+
+# Where several servers share a store, one of them leads: it has the subscriptions.
+
+
+class Leader(NamedTuple):
+    """The server that leads. `url` is where the others reach it; empty when it has not said."""
+
+    node: str
+    url: str
+
+
+class SharedSubscriptionStore(SubscriptionStore, Protocol):
+    """The subscriptions of a store that several servers share, for the time that one leads."""
+
+    async def prepare(self) -> None:
+        """Read everything that `load` returns."""
+        ...
+
+    async def follow(self) -> None:
+        """Tell the watcher of what every server writes, in order, until cancelled."""
+        ...
+
+    async def caught_up(self) -> Failure | None:
+        """Wait until the watcher knows of everything that any server has written before this."""
+        ...
+
+
+LeaderDuty = Callable[[SharedSubscriptionStore], Coroutine[Any, Any, None]]
+"""What the leader does with the subscriptions until it is cancelled."""
+
+
+class Leadership(Protocol):
+    """One server's part in choosing a leader. The server sets `url` and `subscribe`."""
+
+    url: str
+    """Where other servers reach this one."""
+    subscribe: LeaderDuty | None
+    """Called with the subscriptions whenever this server begins to lead."""
+    leader: Leader | None
+    """The server that leads, as far as this one knows."""
+
+    @property
+    def node(self) -> str:
+        """The name by which the other servers know this one."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """A clock that agrees with the database's."""
+        ...
+
+    @property
+    def first_look(self) -> asyncio.Event:
+        """Set when this server has begun to lead for the first time, or found that another does."""
+        ...
+
+    async def changed(self) -> None:
+        """Wait until `leader` changes."""
+        ...
+
+    def poke(self) -> None:
+        """Find out at once which server leads."""
         ...

@@ -13,7 +13,7 @@ from typing import Self
 from fencepost.clock import Clock
 from fencepost.server.running import run
 from fencepost.server.settings import ServerSettings
-from fencepost.server.stores import AnyStoreSettings
+from fencepost.store.opener import AnyStoreSettings
 
 
 class TestServer:

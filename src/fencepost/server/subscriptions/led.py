@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fencepost.http.messages import Answer, Request, Response
 from fencepost.server.forwarding import (
@@ -27,11 +27,7 @@ from fencepost.server.subscriptions.handlers import JWKS, ROOT, SUBSCRIPTIONS, s
 from fencepost.server.subscriptions.opening import Parts, Subscriptions
 from fencepost.server.subscriptions.outcomes import Counts
 from fencepost.server.subscriptions.registry import Registry
-from fencepost.store.contract import Unknown
-
-if TYPE_CHECKING:
-    from fencepost.store.postgres.cluster.leader import Leader, Leading
-    from fencepost.store.postgres.subscriptions import PostgresSubscriptions
+from fencepost.store.contract import Leader, Leadership, SharedSubscriptionStore, Unknown
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +43,14 @@ SAFE = ("GET", "HEAD")
 class _Led(NamedTuple):
     """What the leader has for one term."""
 
-    store: PostgresSubscriptions
+    store: SharedSubscriptionStore
     parts: Subscriptions
 
 
 class LedSubscriptions:
     """Takes every request below the reserved prefix, on whichever node it arrives."""
 
-    def __init__(self, leading: Leading, parts: Parts) -> None:
+    def __init__(self, leading: Leadership, parts: Parts) -> None:
         self._leading = leading
         self._parts = parts
         self._forwarding = Forwarding()
@@ -66,7 +62,7 @@ class LedSubscriptions:
 
     # The leader's part
 
-    async def lead(self, store: PostgresSubscriptions) -> None:
+    async def lead(self, store: SharedSubscriptionStore) -> None:
         """Have the engine until cancelled."""
         await store.prepare()
         made = self._parts.make(store, self.counts)

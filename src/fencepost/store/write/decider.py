@@ -62,6 +62,8 @@ from fencepost.protocol.writers import (
 from fencepost.store.contract import (
     BadOffset,
     ChunkConflict,
+    ClaimCounts,
+    Counters,
     Deleted,
     Missing,
     PartClosed,
@@ -142,6 +144,27 @@ class Decider:
         """Open another group."""
         self.group = self.ledger.new_group()
         return self.group
+
+    def counters(self) -> Counters:
+        """What was counted so far."""
+        counts, ledger, claims = self.counts, self.ledger, self.claims
+        now_ms = ledger.last_ms
+        return Counters(
+            appends=counts.appends,
+            messages=counts.messages,
+            bytes=counts.bytes,
+            duplicates=counts.duplicates,
+            replays=counts.replays,
+            mismatches=counts.mismatches,
+            appends_too_fast=claims.refused,
+            streams_cached=ledger.cached_count,
+            next_position=ledger.next_position,
+            claims=tuple(
+                ClaimCounts(name, standing.open_claims, standing.abandon_ratio(now_ms))
+                # A copy, because a writer thread may be deciding meanwhile.
+                for name, standing in list(claims.noted.items())
+            ),
+        )
 
     def reset(self) -> None:
         """Forget everything that is not on disk."""

@@ -15,13 +15,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
 
 import psycopg
 
 from fencepost.clock import Clock
-from fencepost.store.contract import StoreAwayError
+from fencepost.store.contract import Leader, LeaderDuty, StoreAwayError
 from fencepost.store.postgres.cluster.term import DatabaseClock, Term
 from fencepost.store.postgres.driver.connection import StandbyError, UnusableDatabaseError
 from fencepost.store.postgres.driver.pipeline import WritingConnection
@@ -40,17 +38,6 @@ LEAVE_S_MAX = 5.0
 """How long a node that stops may take to let another lead; after that the lock does it."""
 
 
-class Leader(NamedTuple):
-    """The node that leads, and where the others reach it: empty when it has not said."""
-
-    node: str
-    url: str
-
-
-Duty = Callable[[PostgresSubscriptions], Coroutine[Any, Any, None]]
-"""What the leader does with the subscriptions until it is cancelled."""
-
-
 class Leading:
     """One node's part in it. Set `url` and `subscribe`, then `run` it."""
 
@@ -62,7 +49,7 @@ class Leading:
         self.node = store.node
         self.url = ""
         """Where other nodes reach this one."""
-        self.subscribe: Duty | None = None
+        self.subscribe: LeaderDuty | None = None
         self.leader: Leader | None = None
         """Who leads, as far as this node knows."""
         self._changed = asyncio.Event()

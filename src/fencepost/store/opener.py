@@ -1,27 +1,33 @@
-"""The one place that chooses a store: it opens what the settings ask for, of either kind.
+"""Opening a store: the one place that chooses between SQLite and PostgreSQL.
 
-What a server needs besides the contract (the log, the lists, subscriptions, background work,
-numbers to show) comes together as one `Opened`, so that nothing above knows which engine it has.
-PostgreSQL's library is an extra: it is imported only when it is asked for.
+`open_store` reads from the settings which of the two it is, and returns an `Opened`: the store with
+the log, the lists, the subscriptions, the background work and the counters around it. A server uses
+that and the contracts only, so nothing in a server knows which database it has. PostgreSQL's
+library is an extra, so it is imported only when the settings ask for PostgreSQL.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.protocol.appends import Append
+from fencepost.protocol.claims import AuditEvent
 from fencepost.protocol.limits import Limits
-from fencepost.store.contract import Store, StoreAwayError, SubscriptionStore
+from fencepost.store.contract import (
+    Counters,
+    Leadership,
+    ServedStore,
+    StoreAwayError,
+    SubscriptionStore,
+)
 from fencepost.store.log_contract import ListStore, LogStore
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.read.chunks import Readers
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
 from fencepost.store.settings import SqliteSettings
@@ -31,41 +37,20 @@ from fencepost.store.sqlite.connection import PAGE_BYTES
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.sqlite.subscriptions import SqliteSubscriptions
-from fencepost.store.write.decider import Decider
-
-if TYPE_CHECKING:
-    from fencepost.store.postgres.cluster.leader import Leading
 
 AnyStoreSettings = SqliteSettings | PostgresSettings
-"""Their kind says which engine to open."""
+"""The type of the settings says which store to open."""
 
 INDEXED_BYTES_MAX = 2_000
-"""A text that names something is in an index, and PostgreSQL has room for so much in one, and for
-what stands beside it."""
+"""The longest path, producer id or key on PostgreSQL. Each is in an index there, and an entry of an
+index has room for so much, and for what stands beside it."""
 
 Measure = Callable[[int, int, int], None]
-"""Told of each commit: how many it answered, its nanoseconds, those of its COMMIT alone."""
+"""Called after each commit with the number of requests that it answered, its duration in
+nanoseconds, and that of its COMMIT alone."""
 
-
-class ServedStore(Store, Protocol):
-    """A store as the server that runs it sees it."""
-
-    @property
-    def decider(self) -> Decider:
-        """What decides; its counts and standings are for the metrics."""
-        ...
-
-    @property
-    def readers(self) -> Readers[Any]: ...
-
-    @property
-    def failure(self) -> asyncio.Future[None]:
-        """Resolved with the error when the store can no longer be trusted: the server stops."""
-        ...
-
-    async def close(self) -> None:
-        """Commit what was decided, and let go of the data."""
-        ...
+Auditor = Callable[[AuditEvent], None]
+"""Called with each event for the audit stream while the commit is open that the event is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +61,22 @@ class Opened:
     logs: LogStore
     lists: ListStore
     subscriptions: SubscriptionStore | None
-    """Where they are kept; None where several servers share the store."""
-    leading: Leading | None = None
-    """There this is the server's part in leading: whoever leads is given the subscriptions."""
+    """Where subscriptions are kept; None where several servers share the store."""
+    leading: Leadership | None = None
+    """Where they do: this server's part in choosing a leader, who is given the subscriptions."""
     secret: Callable[[str, bytes], Awaitable[bytes]]
-    """The secret of a name that all servers of the store share; given a fresh one for the first."""
+    """The secret called by a name, the same for all servers of the store. The second argument
+    becomes the secret if the store has none yet."""
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
-    """What runs beside the requests until it is cancelled."""
+    """Work that runs beside the requests until it is cancelled."""
     join: Callable[[Append], object]
-    """Decides an append in the group that is open while something else is being decided."""
+    """Add an append to the commit of the request that is being decided."""
     measure: Callable[[Measure], None]
-    """Takes the function that is told of each commit."""
+    """Set the function that is told of each commit."""
+    counters: Callable[[], Counters]
+    """Numbers that every store has, for the metrics."""
     stats: Callable[[], dict[str, float]]
-    """Numbers of this engine alone, by name, for the metrics."""
+    """Numbers that only this kind of store has, by name, for the metrics."""
 
 
 class CannotOpenError(Exception):
@@ -181,7 +169,12 @@ def _refuse_older(settings: AnyStoreSettings) -> None:
 
 
 async def open_store(
-    settings: AnyStoreSettings, limits: Limits, clock: Clock, *, migrate: bool = True
+    settings: AnyStoreSettings,
+    limits: Limits,
+    clock: Clock,
+    *,
+    migrate: bool = True,
+    auditor: Auditor | None = None,
 ) -> Opened:
     """Open the store that the settings describe, on the event loop that will use it.
 
@@ -190,12 +183,15 @@ async def open_store(
     if not migrate:
         _refuse_older(settings)
     if isinstance(settings, SqliteSettings):
-        return _open_sqlite(settings, limits, clock)
-    return await _open_postgres(settings, limits, clock, migrate=migrate)
+        return _open_sqlite(settings, limits, clock, auditor)
+    return await _open_postgres(settings, limits, clock, auditor, migrate=migrate)
 
 
-def _open_sqlite(settings: SqliteSettings, limits: Limits, clock: Clock) -> Opened:
+def _open_sqlite(
+    settings: SqliteSettings, limits: Limits, clock: Clock, auditor: Auditor | None
+) -> Opened:
     store = SqliteStore(settings, clock)
+    store.decider.claims.auditor = auditor
     upkeep = SqliteUpkeep(store, clock)
     subscriptions = SqliteSubscriptions(store)
 
@@ -211,6 +207,7 @@ def _open_sqlite(settings: SqliteSettings, limits: Limits, clock: Clock) -> Open
         background=(upkeep.run, upkeep.fold),
         join=store.decider.append,
         measure=measure,
+        counters=store.decider.counters,
         stats=lambda: {"wal_bytes": store.wal_pages * PAGE_BYTES},
     )
 
@@ -225,7 +222,12 @@ def _refuse_long_names(limits: Limits) -> None:
 
 
 async def _open_postgres(
-    settings: PostgresSettings, limits: Limits, clock: Clock, *, migrate: bool
+    settings: PostgresSettings,
+    limits: Limits,
+    clock: Clock,
+    auditor: Auditor | None,
+    *,
+    migrate: bool,
 ) -> Opened:
     require_postgres(settings)
     _refuse_long_names(limits)
@@ -237,6 +239,7 @@ async def _open_postgres(
     simulated = not isinstance(clock, SystemClock)
     with saying_why(settings):
         store = await PostgresStore.open(settings, clock, simulated=simulated, migrating=migrate)
+    store.decider.claims.auditor = auditor
     leading = Leading(store, clock, simulated=simulated)
 
     def measure(told: Measure) -> None:
@@ -252,5 +255,6 @@ async def _open_postgres(
         background=(leading.run,),
         join=store.decider.append,
         measure=measure,
+        counters=store.decider.counters,
         stats=store.stats,
     )
