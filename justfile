@@ -35,9 +35,10 @@ types:
 conformance:
     ./test tests/conformance
 
-# The fault tests, with many more kills than ./test has time for.
+# The fault tests, with many more kills than ./test has time for, and every soak.
 faults $FENCEPOST_FAULT_KILLS="200":
     ./test tests/faults --timeout 3600
+    ./test tests -m soak --ignore tests/faults --timeout 3600
 
 # Numbers, beside the reference server in the same run.
 bench *ARGS:

@@ -45,12 +45,20 @@ def server_process(
         yield server
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each operation of the OpenAPI document a test with a name of its own: tests that run
     side by side are told apart by their names, and those of one name would be run once.
+
+    Leave soaks out, unless this is the long run (`just faults`), or the command asks for them: by
+    `-m soak`, or by the name of a test.
     """
     for item in items:
         operation = getattr(item, "operation_label", None)
         if operation is not None and operation not in item.nodeid:
             item._id = item.id.with_params(operation)
     assert len({item.nodeid for item in items}) == len(items), "two tests have one name"
+    asked = "FENCEPOST_FAULT_KILLS" in os.environ or "soak" in config.option.markexpr
+    if not asked and not any("::" in argument for argument in config.args):
+        soaks = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=soaks)
+        items[:] = [item for item in items if item not in soaks]

@@ -218,7 +218,9 @@ SPECULATION = {
 }
 
 
-@pytest.mark.parametrize("speculation", [False, True], ids=["plain", "speculation"])
+@pytest.mark.parametrize(
+    "speculation", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["plain", "speculation"]
+)
 def test_the_output_is_the_input_once_and_in_order_whatever_is_killed(
     cluster: Cluster, tmp_path: Path, speculation: bool
 ) -> None:
@@ -274,6 +276,7 @@ def kill_one(pipeline: Pipeline, cluster: Cluster, target: str, dice: random.Ran
         assert cluster.kill_executor(chosen) or cluster.kill_executor(1 - chosen)
 
 
+@pytest.mark.soak  # it is a test of the check above: that it sees rows which are there twice
 def test_a_sink_that_appends_as_it_goes_doubles_rows(tmp_path: Path) -> None:
     """The same query, input and check, and a driver killed once its rows begin to appear."""
     with ServerProcess(tmp_path / "data") as server:
