@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 
 import fencepost
-from fencepost.pipeline import session
-from fencepost.pipeline.jobs.audit.audit import audit
-from fencepost.pipeline.jobs.tables import tables
+from fencepost.pipeline import session, tables
+from fencepost.pipeline.audit import audit
 
 URL = os.environ.get("FENCEPOST_URL", "http://127.0.0.1:4437")
 ORDER = "id BIGINT, country STRING, currency STRING, amount DOUBLE"

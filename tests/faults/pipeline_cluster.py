@@ -22,7 +22,7 @@ from typing import IO, Self
 import msgspec
 import pyspark
 
-from fencepost.pipeline.spark.java import find_java
+from fencepost.pipeline.java import find_java
 from tests.faults.pipeline_query import Job
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 import fencepost
 from fencepost.pipeline import session
-from fencepost.pipeline.jobs.audit.audit import audit
+from fencepost.pipeline.audit import audit
 
 FAILED = 3
 AUDITED = "audited: "

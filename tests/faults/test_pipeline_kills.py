@@ -23,8 +23,8 @@ import msgspec
 import pytest
 
 import fencepost
-from fencepost.pipeline.jobs.audit.reports import Report
-from fencepost.pipeline.jobs.lag import lag, reached
+from fencepost.pipeline.audit.reports import Report
+from fencepost.pipeline.lag import lag, reached
 from tests.faults.pipeline_cluster import Cluster, Process, start_driver
 from tests.faults.pipeline_query import AUDITED, FAILED, Job
 from tests.pipeline.sink_support import messages, waiting_parts

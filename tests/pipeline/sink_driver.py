@@ -14,15 +14,15 @@ from uuid import uuid4
 import pyarrow as pa
 
 import fencepost
-from fencepost.pipeline.sink.commit import TaskWritten
-from fencepost.pipeline.sink.identity import Place
-from fencepost.pipeline.sink.writer import (
+from fencepost.pipeline.sink import (
     BatchWriter,
     Sink,
     StreamWriter,
     batch_writer,
     stream_writer,
 )
+from fencepost.pipeline.sink.commit import TaskWritten
+from fencepost.pipeline.sink.identity import Place
 from tests.pipeline.sink_support import schema_of
 from tests.serving import ServerProcess
 

@@ -13,10 +13,9 @@ import pytest
 
 import fencepost
 from fencepost.client.operations import Producing
-from fencepost.pipeline.jobs.audit import reports
-from fencepost.pipeline.jobs.audit.audit import Listed, all_defects, audit
-from fencepost.pipeline.jobs.audit.log import Span
-from fencepost.pipeline.jobs.audit.rules import FACTS, KINDS, counts, facts_of, numbered
+from fencepost.pipeline.audit import Listed, all_defects, audit, reports
+from fencepost.pipeline.audit.log import Span
+from fencepost.pipeline.audit.rules import FACTS, KINDS, counts, facts_of, numbered
 from fencepost.pipeline.source.columns import log_schema
 from tests.serving import ServerProcess
 

@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 
 import fencepost
 from fencepost.cli.pipeline import app
-from fencepost.pipeline.jobs.lag import CheckpointError, Reached, lag, reached
-from fencepost.pipeline.jobs.tables import tables
-from fencepost.pipeline.spark.metrics import Place, PortError, places, watch
-from fencepost.pipeline.spark.progress import tasks
+from fencepost.pipeline import tables
+from fencepost.pipeline.lag import CheckpointError, Reached, lag, reached
+from fencepost.pipeline.metrics import Place, PortError, places, tasks, watch
 from tests.pipeline.reading_support import stream, until
 from tests.serving import ServerProcess
 

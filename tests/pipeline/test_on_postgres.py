@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fencepost
-from fencepost.pipeline.jobs.audit.audit import audit
-from fencepost.pipeline.jobs.tables import tables
+from fencepost.pipeline import tables
+from fencepost.pipeline.audit import audit
 from tests.integration.auth_support import principal, token
 from tests.serving import ServerProcess
 

@@ -16,8 +16,8 @@ import fencepost
 from fencepost.cli.pipeline import app
 from fencepost.client import state
 from fencepost.coordination import TaskClaims
-from fencepost.pipeline.jobs.sweeps.sweeps import now_ms
-from fencepost.pipeline.jobs.tables import tables
+from fencepost.pipeline import tables
+from fencepost.pipeline.sweeps import now_ms
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:

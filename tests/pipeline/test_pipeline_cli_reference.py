@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 import fencepost
 from fencepost.cli.pipeline import app
 from fencepost.client import state
-from fencepost.pipeline.jobs.audit.rules import KINDS
-from fencepost.pipeline.spark.metrics import QueryMetrics
+from fencepost.pipeline.audit.rules import KINDS
+from fencepost.pipeline.metrics import QueryMetrics
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:

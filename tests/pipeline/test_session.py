@@ -14,10 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import fencepost
-from fencepost.pipeline import register, session
+from fencepost.pipeline import java, register, session
 from fencepost.pipeline.errors import JavaError, SessionError, SparkMissingError
-from fencepost.pipeline.spark import java
-from fencepost.pipeline.spark.sessions import check_home
+from fencepost.pipeline.sessions import check_home
 from tests.pipeline.reading_support import values
 from tests.serving import ServerProcess
 
@@ -98,12 +97,12 @@ def test_java_home_wins_and_then_the_path_and_then_the_wheel(tmp_path: Path) -> 
 
 
 def test_scripts_are_told_the_home_of_the_java_that_was_found(tmp_path: Path) -> None:
-    """python -m fencepost.pipeline.spark.java, for spark-submit on a machine without Java."""
+    """python -m fencepost.pipeline.java, for spark-submit on a machine without Java."""
     fake_java(tmp_path / "on-the-path", "17.0.2")
 
     def told(**environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "fencepost.pipeline.spark.java"],
+            [sys.executable, "-m", "fencepost.pipeline.java"],
             env={"PATH": "/bin", "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment},
             capture_output=True,
             text=True,
@@ -201,7 +200,7 @@ def test_a_pyspark_that_pip_did_not_install_is_taken(tmp_path: Path) -> None:
     check = (
         "import sys; from importlib.metadata import MetadataPathFinder as Finder;"
         "Finder.find_distributions = classmethod(lambda *_: iter(()));"
-        "from fencepost.pipeline.spark.sessions import check_pyspark; check_pyspark();"
+        "from fencepost.pipeline.sessions import check_pyspark; check_pyspark();"
         "print(sys.modules['pyspark'].__file__)"
     )
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import fencepost
-from fencepost.pipeline.sink.errors import (
+from fencepost.pipeline.errors import (
     FencedRunError,
     ForgottenWriterError,
     NewCheckpointError,

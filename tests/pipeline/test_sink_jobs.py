@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.sink.errors import (
+from fencepost.pipeline.errors import (
+    OptionError,
     SinkNameUsedError,
 )
 from tests.pipeline.sink_driver import Driver, Job

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.pipeline.sink.chunks import Chunk, Chunks, cut_points
-from fencepost.pipeline.sink.digest import digest_text, merged, row_sum
-from fencepost.pipeline.sink.errors import RowError
+from fencepost.pipeline.errors import RowError
+from fencepost.pipeline.sink.chunks import Chunk, Chunks, cut_points, digest_text, merged, row_sum
 from fencepost.pipeline.sink.options import SinkOptions, sink_options
 from fencepost.pipeline.sink.rows import Encoded, RowsEncoder
 from tests.pipeline.sink_support import schema_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fencepost.pipeline.sink.identity import Identity
-from fencepost.pipeline.sink.runs import notes_folder, run_file
+from fencepost.pipeline.sink.identity import Identity, notes_folder, run_file
 
 URL = "http://localhost:4437"
 

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 import fencepost
-from fencepost.pipeline.sink import commit as sink_commit
-from fencepost.pipeline.sink.errors import (
+from fencepost.pipeline.errors import (
     CommitTooLargeError,
     MissingStreamError,
     RowError,
     SinkError,
     StagingExpiredError,
 )
+from fencepost.pipeline.sink import commit as sink_commit
 from tests.integration.auth_support import principal, token
 from tests.pipeline.sink_driver import Driver, parts_waiting
 from tests.pipeline.sink_support import messages, waiting_parts

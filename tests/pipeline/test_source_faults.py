@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fencepost
 from fencepost.cli.pipeline import app
-from fencepost.pipeline.jobs.tables import tables
+from fencepost.pipeline import tables
 from tests.pipeline.reading_support import collecting, messages, read, stream, until, values
 from tests.serving import ServerProcess
 

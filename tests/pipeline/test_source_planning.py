@@ -25,17 +25,17 @@ from pyspark.sql.datasource import (
 )
 
 from fencepost.client.results import Split
-from fencepost.pipeline.selection import Selection
-from fencepost.pipeline.source.filters import Narrowing, narrowed
-from fencepost.pipeline.source.planning import (
+from fencepost.pipeline.options import Selection
+from fencepost.pipeline.source.batch import (
     PARTS_MAX,
     TASK_BYTES,
     TASK_ROWS,
-    Range,
     joined,
     parts_by_weight,
     parts_to_ask,
 )
+from fencepost.pipeline.source.filters import Narrowing, narrowed
+from fencepost.pipeline.source.reader import Range
 
 PATHS = ["orders", "orders/1", "orders/2", "orders/1/deep", "order", "bills/1", "or*ders"]
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

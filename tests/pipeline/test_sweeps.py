@@ -9,9 +9,7 @@ import pytest
 import fencepost
 from fencepost.coordination import ClaimLostError, TaskClaims
 from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.jobs.sweeps.reclaim import reclaim
-from fencepost.pipeline.jobs.sweeps.retention import policy, retention
-from fencepost.pipeline.jobs.sweeps.sweeps import now_ms
+from fencepost.pipeline.sweeps import now_ms, policy, reclaim, retention
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:

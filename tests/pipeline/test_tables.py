@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 
 import fencepost
 from fencepost.client import state
+from fencepost.pipeline import tables
 from fencepost.pipeline.errors import DataLossError
-from fencepost.pipeline.jobs.tables import tables
-from fencepost.pipeline.jobs.tables.files import TableError
+from fencepost.pipeline.tables.files import TableError
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def test_vacuum_removes_old_files_and_leaves_the_table(
 CHILD = """
 import sys
 from fencepost.pipeline import session
-from fencepost.pipeline.jobs.tables import tables
+from fencepost.pipeline import tables
 url, filled, followed, path = sys.argv[1:]
 spark = session("child", master="local[2]", conf={"spark.ui.enabled": False,
     "spark.sql.shuffle.partitions": 2})

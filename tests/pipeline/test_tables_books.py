@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from fencepost.pipeline.jobs.tables.files import ROWS, Book, File, Mark, TableChange
-from fencepost.pipeline.jobs.tables.manifests import CommitConflictError
-from fencepost.pipeline.jobs.tables.parquet import UNBUCKETED, written_files
-from fencepost.pipeline.jobs.tables.pieces import Format, book_of
+from fencepost.pipeline.tables.files import ROWS, UNBUCKETED, Book, File, Mark, TableChange
+from fencepost.pipeline.tables.manifests import CommitConflictError
+from fencepost.pipeline.tables.pieces import Format, book_of, written_files
 
 COLUMNS = StructType([StructField("position", LongType())])
 
@@ -49,7 +48,7 @@ def test_the_second_of_two_writers_is_refused_and_adds_nothing(
 
 
 def test_a_vacuum_while_a_commit_is_prepared_does_not_refuse_it(tmp_path: Path) -> None:
-    from fencepost.pipeline.jobs.tables.delta import DeltaBook
+    from fencepost.pipeline.tables.delta import DeltaBook
 
     book = DeltaBook(tmp_path)
     book.commit(book.load(), _added(book, "kept", [0]), Mark(0))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.client import state
-from fencepost.pipeline.jobs.tables.folding import (
+from fencepost.pipeline.tables.state import (
     Event,
     StreamState,
     advance,

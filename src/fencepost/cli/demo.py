@@ -211,8 +211,8 @@ def _show(folder: Path, server: Server, orders: int, progress: Progress) -> list
 
 def _check_spark() -> None:
     from fencepost.pipeline.errors import PipelineError
-    from fencepost.pipeline.spark.java import find_java
-    from fencepost.pipeline.spark.sessions import check_pyspark
+    from fencepost.pipeline.java import find_java
+    from fencepost.pipeline.sessions import check_pyspark
 
     try:
         check_pyspark()

@@ -28,7 +28,7 @@ from fencepost.cli.render import (
 )
 
 if TYPE_CHECKING:
-    from fencepost.pipeline.jobs.audit.reports import Report
+    from fencepost.pipeline.audit.reports import Report
 
 DEFECTS, FAILED = 1, 2
 """Exit codes of an audit beside 0: something is wrong with the log; nothing can be said of it."""
@@ -83,8 +83,8 @@ def audit(
         _failing_as(FAILED),
         running("audit", url, token, master=master, log=spark_log, as_json=as_json) as job,
     ):
-        from fencepost.pipeline.jobs.audit import reports
-        from fencepost.pipeline.jobs.audit.audit import audit as run
+        from fencepost.pipeline.audit import audit as run
+        from fencepost.pipeline.audit import reports
 
         with bar(job.spark, "auditing", hidden=as_json) as step:
             report = run(
@@ -130,7 +130,7 @@ def lag(
       fencepost pipeline lag ./checkpoints/by-day --match 'orders/*' --json | jq .messages
     """
     with talking(url, token, as_json=as_json) as client:
-        from fencepost.pipeline.jobs import lag as lags
+        from fencepost.pipeline import lag as lags
 
         found = [lags.lag(client, one, match) for place in places for one in lags.reached(place)]
         if as_json:
@@ -167,7 +167,7 @@ def _fields(report: Report) -> dict[str, object]:
 
 
 def _show(report: Report) -> None:
-    from fencepost.pipeline.jobs.audit.rules import KINDS
+    from fencepost.pipeline.audit.rules import KINDS
 
     show_facts(
         {

@@ -72,7 +72,7 @@ def running(
 
 @contextmanager
 def _session(name: str, master: str | None, log: Path | None) -> Iterator[SparkSession]:
-    from fencepost.pipeline.spark.sessions import check_pyspark
+    from fencepost.pipeline.sessions import check_pyspark
 
     check_pyspark()
     from pyspark.errors import PySparkException
@@ -149,7 +149,7 @@ def bar(spark: SparkSession, what: str, *, hidden: bool) -> Iterator[Callable[[s
         stop = threading.Event()
 
         def poll() -> None:
-            from fencepost.pipeline.spark.progress import tasks
+            from fencepost.pipeline.metrics import tasks
 
             while not stop.wait(POLL_SECONDS):
                 now = tasks(spark)

@@ -43,13 +43,13 @@ def reclaim(
       fencepost pipeline reclaim 'jobs/**' --timeout 300
     """
     with running("reclaim", url, token, master=master, log=spark_log, as_json=as_json) as job:
-        from fencepost.pipeline.jobs.sweeps import reclaim as reclaiming
+        from fencepost.pipeline import sweeps
 
         with bar(job.spark, "looking for silent holders", hidden=as_json):
-            found = reclaiming.reclaim(
+            found = sweeps.reclaim(
                 job.spark,
                 match=pattern,
-                kinds=reclaiming.KINDS if kind is None else (kind,),
+                kinds=sweeps.CLAIM_KINDS if kind is None else (kind,),
                 timeout=timeout,
                 owner=owner,
                 dry_run=dry_run,
@@ -108,19 +108,19 @@ def retention(
       fencepost pipeline retention --policies retention.toml
     """
     with running("retention", url, token, master=master, log=spark_log, as_json=as_json) as job:
-        from fencepost.pipeline.jobs.sweeps import retention as sweeping
+        from fencepost.pipeline import sweeps
 
         wanted = _policies(pattern, max_age, max_bytes, max_messages, policies)
         planned: list[Any] = []
         if dry_run or not yes:
             with bar(job.spark, "looking for what to drop", hidden=as_json):
-                planned = sweeping.retention(job.spark, wanted, dry_run=True, options=job.options)
+                planned = sweeps.retention(job.spark, wanted, dry_run=True, options=job.options)
             if dry_run or not planned:
                 _show_dropped(planned, as_json)
                 return
             ask(f"Drop {_sum(planned, 'messages'):,} messages of {len(planned):,} streams?")
         with bar(job.spark, "dropping", hidden=as_json):
-            done = sweeping.retention(job.spark, wanted, options=job.options)
+            done = sweeps.retention(job.spark, wanted, options=job.options)
         _show_dropped(done, as_json)
         _refuse([one.error for one in done if one.error is not None])
 
@@ -132,7 +132,7 @@ def _policies(
     max_messages: int | None,
     file: Path | None,
 ) -> list[Policy]:
-    from fencepost.pipeline.jobs.sweeps.retention import policy
+    from fencepost.pipeline.sweeps import policy
 
     if (pattern is None) == (file is None):
         raise CommandError("give a pattern with bounds, or --policies FILE", USAGE)

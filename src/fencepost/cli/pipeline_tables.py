@@ -22,7 +22,7 @@ from fencepost.cli.pipeline_spark import (
 from fencepost.cli.render import REFUSED, USAGE, CommandError, as_line, progress, show_facts
 
 if TYPE_CHECKING:
-    from fencepost.pipeline.jobs.tables.tables import Reached
+    from fencepost.pipeline.tables.operations import Reached
 
 
 def table(
@@ -102,13 +102,13 @@ def table(
                 as_json,
             )
         if vacuum:
-            from fencepost.pipeline.jobs.tables import tables
+            from fencepost.pipeline import tables
 
             _say({"files_removed": tables.vacuum(to)}, as_json)
 
 
 def _backfill(job: Running, to: Path, settings: dict[str, Any], as_json: bool) -> Reached:
-    from fencepost.pipeline.jobs.tables import tables
+    from fencepost.pipeline import tables
 
     with progress(hidden=as_json) as bars:
         task = bars.add_task("up to the head", total=None)
@@ -122,8 +122,8 @@ def _backfill(job: Running, to: Path, settings: dict[str, Any], as_json: bool) -
 def _follow(
     job: Running, to: Path, settings: dict[str, Any], port: int | None, as_json: bool
 ) -> None:
-    from fencepost.pipeline.jobs.tables import tables
-    from fencepost.pipeline.spark.metrics import watch
+    from fencepost.pipeline import tables
+    from fencepost.pipeline.metrics import watch
 
     with ended_as_by_ctrl_c(), watch(job.spark, port=port) as watching:
         if watching.port is not None:
@@ -142,8 +142,8 @@ def _follow(
 
 def _planned(job: Running, pattern: str, to: Path) -> dict[str, object]:
     """What a run would take in."""
-    from fencepost.pipeline.jobs.tables import tables
-    from fencepost.pipeline.jobs.tables.files import DEFINITION
+    from fencepost.pipeline import tables
+    from fencepost.pipeline.tables.files import DEFINITION
 
     begun = tables.position(to) if (to / DEFINITION).exists() else -1
     plan = job.client.plan(after=begun, match=pattern)

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fencepost.pipeline.spark.sessions import register, session
+    from fencepost.pipeline.sessions import register, session
 
 __all__ = ["register", "session"]
 
@@ -21,4 +21,4 @@ __all__ = ["register", "session"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("fencepost.pipeline.spark.sessions"), name)
+    return getattr(import_module("fencepost.pipeline.sessions"), name)

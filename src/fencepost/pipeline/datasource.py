@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from fencepost.pipeline.spark.plain_errors import plainly
+from fencepost.pipeline.errors import without_traceback
 
 FORMAT = "fencepost"
 
@@ -29,14 +29,14 @@ class FencepostDataSource(DataSource):
         """What is given to `.format(...)`."""
         return FORMAT
 
-    @plainly
+    @without_traceback
     def schema(self) -> str:
         """The columns of the asked format, when `.schema(...)` does not name them."""
         from fencepost.pipeline.source.options import source_options
 
         return source_options(self.options).shape.ddl
 
-    @plainly
+    @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read, with filters pushed down to the server."""
         from fencepost.pipeline.source.batch import FilteringReader
@@ -44,7 +44,7 @@ class FencepostDataSource(DataSource):
 
         return FilteringReader(source_options(self.options, schema, streaming=False))
 
-    @plainly
+    @without_traceback
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
         from fencepost.pipeline.source.options import source_options
@@ -52,18 +52,18 @@ class FencepostDataSource(DataSource):
 
         return StreamReader(source_options(self.options, schema, streaming=True))
 
-    @plainly
+    @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
-        from fencepost.pipeline.sink.writer import batch_writer
+        from fencepost.pipeline.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
-    @plainly
+    @without_traceback
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """A streaming write, exactly once."""
-        from fencepost.pipeline.sink.writer import stream_writer
+        from fencepost.pipeline.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -62,9 +62,9 @@ def price(spark: SparkSession, url: str, checkpoint: Path, *, rows_per_batch: in
 
 def examine(spark: SparkSession, url: str, table: Path, plot_to: Path | None) -> dict[str, Any]:
     """Keep a Delta table of the priced orders, then hold everything against everything."""
-    from fencepost.pipeline.jobs.audit.audit import audit
-    from fencepost.pipeline.jobs.audit.reports import plot
-    from fencepost.pipeline.jobs.tables import tables
+    from fencepost.pipeline import tables
+    from fencepost.pipeline.audit import audit
+    from fencepost.pipeline.audit.reports import plot
 
     reading = {"url": url}
     tables.backfill(

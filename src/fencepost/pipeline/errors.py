@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
 from fencepost.client.errors import FencepostError
 
 
@@ -35,3 +40,84 @@ class DataLossError(PipelineError):
 
 class MalformedError(PipelineError):
     """A message is not what its format and schema say, and the mode is failfast."""
+
+
+class SinkError(PipelineError):
+    """The root of what the sink refuses."""
+
+
+class RowError(SinkError):
+    """A row cannot be written; the message names the partition and the row. Filter or mend it."""
+
+
+class NewCheckpointError(SinkError):
+    """The sink's name belongs to another query: its checkpoint was deleted, or the name is taken.
+
+    Restore the checkpoint; or choose another `sinkName`; or set `allowNewCheckpoint` if everything
+    of this query is to be written, whatever the other one wrote.
+    """
+
+
+class FencedRunError(SinkError):
+    """A newer run of the query writes now. Stop this one; nothing of its batch was written."""
+
+
+class ForgottenWriterError(SinkError):
+    """Somebody removed the writer's record while the run was on. Start the query again."""
+
+
+class ReplayMismatchError(SinkError):
+    """A batch came again with other rows, and `onReplayMismatch` is fail. Nothing was changed."""
+
+
+class SinkNameUsedError(SinkError):
+    """Two writes of one batch go by the same `sinkName`. Give each a name of its own."""
+
+
+class StagingExpiredError(SinkError):
+    """What the tasks uploaded was dropped before the driver could commit it. Start again."""
+
+
+class CommitTooLargeError(SinkError):
+    """One batch holds more than one commit may. Set `maxRowsPerTrigger` lower."""
+
+
+class MissingStreamError(SinkError):
+    """The stream does not exist. Make it, or set `autoCreate`."""
+
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Let Spark call this: its errors on purpose arrive without frames and causes."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except FencepostError as error:
+            raise _bare(error) from None
+
+    return called
+
+
+def rows_without_traceback(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """The same for what gives rows, whose errors come while they are taken."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        try:
+            yield from function(*args, **kwargs)
+        except FencepostError as error:
+            raise _bare(error) from None
+
+    return called
+
+
+def _bare(error: FencepostError) -> FencepostError:
+    log.debug("on its way to Spark: %s", error, exc_info=error)
+    return error.with_traceback(None)

@@ -1,1 +1,201 @@
-"""The exactly-once Spark sink: staged uploads and one commit per batch."""
+"""The exactly-once sink: `batch_writer` and `stream_writer`, as Spark calls them.
+
+Tasks upload their rows to staging, where nobody sees them; the driver makes one commit of what the
+winning attempts uploaded, in the name of the query and its batch. Spark pickles these writers to
+the executors and makes new ones, in other processes, for each batch and each commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    ForbiddenError,
+    ResponseError,
+    StreamNotFoundError,
+    UnauthorizedError,
+)
+from fencepost.client.results import WriterInfo
+from fencepost.client.settings import NO_RETRIES
+from fencepost.pipeline.connection import warn_of_waiting
+from fencepost.pipeline.errors import MissingStreamError, without_traceback
+from fencepost.pipeline.sink.chunks import Chunk, Chunks
+from fencepost.pipeline.sink.commit import TaskWritten, abort_written, commit_written
+from fencepost.pipeline.sink.identity import (
+    BATCH_PROPERTY,
+    JOB_PREFIX,
+    QUERY_PROPERTY,
+    RUN_PROPERTY,
+    Place,
+    check_known,
+    identity_of,
+)
+from fencepost.pipeline.sink.options import SinkOptions, sink_options
+from fencepost.pipeline.sink.rows import RowsEncoder
+from fencepost.pipeline.sink.upload import Uploads, drop
+
+WRITE_BYTES = 8
+
+
+def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """The writer of `df.write`, in a batch or inside foreachBatch."""
+    options = sink_options(given, schema, overwrite, streaming=False)
+    return BatchWriter(Sink(options, look_up(options, streaming=False), streaming=False))
+
+
+def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """The writer of `df.writeStream`."""
+    options = sink_options(given, schema, overwrite, streaming=True)
+    return StreamWriter(Sink(options, look_up(options, streaming=True), streaming=True))
+
+
+class Sink:
+    """A write: what both writers are made of, and what travels to the executors."""
+
+    def __init__(self, options: SinkOptions, known: WriterInfo | None, *, streaming: bool) -> None:
+        self.options = options
+        self.known = known
+        self.streaming = streaming
+        # A streaming query writes a batch once in a run; inside foreachBatch, every `save()` is
+        # another write.
+        self.write = "stream" if streaming else secrets.token_hex(WRITE_BYTES)
+
+    def stage(self, batches: Iterator[pa.RecordBatch], place: Place) -> TaskWritten:
+        """On an executor: upload the rows of one partition."""
+        options = self.options
+        identity = identity_of(options, place, streaming=self.streaming, write=self.write)
+        published = identity is not None and check_known(
+            self.known, identity, allow_new=options.allow_new
+        )
+        encoder = RowsEncoder(options, place.partition)
+        chunks = Chunks(options.stream, chunk_bytes=options.chunk_bytes, json=options.json)
+        made = _chunks(batches, encoder, chunks)
+        parts = []
+        if published:
+            for _ in made:
+                pass  # only what the rows amount to is asked for
+        else:
+            with options.connection.client() as client:
+                uploads = Uploads(client, options.content_type, json=options.json)
+                try:
+                    parts = uploads.send(made)
+                except BaseException:
+                    drop(options.connection, uploads.parts())
+                    raise
+        return TaskWritten(
+            place.partition, identity, parts, chunks.sums, chunks.payload_bytes, published
+        )
+
+    def commit(self, messages: Sequence[Any], batch: int | None = None) -> None:
+        """On the driver, after every task has succeeded: publish."""
+        commit_written(
+            self.options,
+            [message for message in messages if message],
+            write=self.write,
+            batch=batch,
+        )
+
+    def abort(self, messages: Sequence[Any]) -> None:
+        """On the driver, after something failed, perhaps the commit itself: tidy up."""
+        abort_written(self.options, messages)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """What Spark calls for `df.write`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    @without_traceback
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.stage(iterator, current_place())
+
+    @without_traceback
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._sink.commit(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._sink.abort(messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """What Spark calls for `df.writeStream`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    @without_traceback
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.stage(iterator, current_place())
+
+    @without_traceback
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._sink.commit(messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
+        self._sink.abort(messages)
+
+
+def current_place() -> Place:
+    """Where this task runs, from Spark's own account of it."""
+    context = TaskContext.get()
+    assert context is not None, "write() runs in a task"
+    batch = context.getLocalProperty(BATCH_PROPERTY)
+    return Place(
+        partition=context.partitionId(),
+        attempt=context.attemptNumber(),
+        query=context.getLocalProperty(QUERY_PROPERTY),
+        batch=None if batch is None else int(batch),
+        run=context.getLocalProperty(RUN_PROPERTY),
+    )
+
+
+def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
+    """What the server knows of this writer before the tasks begin, if it can be had at once.
+
+    With it tasks refuse a new checkpoint before they upload anything, and need not upload a batch
+    that was published; a missing token or grant shows here as well. The commit decides anew in any
+    case, so a server that is away is no reason to wait here.
+    """
+    name = options.sink_name or (options.stream if streaming else None)
+    if options.job_id is not None:
+        name = JOB_PREFIX + options.job_id
+    with options.connection.client(retries=NO_RETRIES) as client:
+        try:
+            if options.stream is not None and not options.auto_create:
+                # Whoever may append need not be allowed to look.
+                with contextlib.suppress(ForbiddenError):
+                    client.stream(options.stream).head()
+            return None if name is None else client.writer(name)
+        except StreamNotFoundError:
+            raise MissingStreamError(
+                f"there is no stream {options.stream!r}: make it, or set autoCreate to true"
+            ) from None
+        except (UnauthorizedError, ForbiddenError):
+            raise
+        except ConnectionFailedError as error:
+            warn_of_waiting(options.connection, error)
+            return None
+        except ResponseError:
+            return None
+
+
+def _chunks(
+    batches: Iterator[pa.RecordBatch], encoder: RowsEncoder, chunks: Chunks
+) -> Iterator[Chunk]:
+    for batch in batches:
+        yield from chunks.add(encoder.encode(batch))
+    yield from chunks.rest()

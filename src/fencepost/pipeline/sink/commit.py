@@ -26,8 +26,7 @@ from fencepost.client.errors import (
 from fencepost.client.operations import CommitAppend, WriterBatch
 from fencepost.client.results import Committed
 from fencepost.client.sync import Client
-from fencepost.pipeline.sink.digest import RowSum, digest_text, merged
-from fencepost.pipeline.sink.errors import (
+from fencepost.pipeline.errors import (
     CommitTooLargeError,
     FencedRunError,
     ForgottenWriterError,
@@ -37,9 +36,15 @@ from fencepost.pipeline.sink.errors import (
     SinkNameUsedError,
     StagingExpiredError,
 )
-from fencepost.pipeline.sink.identity import Identity, new_checkpoint
+from fencepost.pipeline.sink.chunks import RowSum, digest_text, merged
+from fencepost.pipeline.sink.identity import (
+    Identity,
+    RunFile,
+    new_checkpoint,
+    notes_folder,
+    run_file,
+)
 from fencepost.pipeline.sink.options import SinkOptions
-from fencepost.pipeline.sink.runs import RunFile, notes_folder, run_file
 from fencepost.pipeline.sink.upload import StagedPart, drop
 
 log = logging.getLogger("fencepost.pipeline.sink")

@@ -23,8 +23,8 @@ from fencepost.client.results import Staged
 from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
 from fencepost.pipeline.connection import Connection
+from fencepost.pipeline.errors import SinkError
 from fencepost.pipeline.sink.chunks import Chunk
-from fencepost.pipeline.sink.errors import SinkError
 
 UPLOADS_AT_ONCE = 3
 """Chunks of one task on their way: while one is stored the next is sent and a third is made."""

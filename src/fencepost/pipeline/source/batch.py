@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from fencepost.client.errors import BadRequestError
+from fencepost.client.results import Split
 from fencepost.client.sync import Client
-from fencepost.pipeline.access import access_explained, check_readable, say_if_away
-from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.selection import Selection
+from fencepost.pipeline.connection import access_explained, check_readable, say_if_away
+from fencepost.pipeline.errors import OptionError, rows_without_traceback, without_traceback
+from fencepost.pipeline.options import Selection
 from fencepost.pipeline.source.filters import Narrowing, narrowed
 from fencepost.pipeline.source.options import Bound, SourceOptions
-from fencepost.pipeline.source.planning import (
+from fencepost.pipeline.source.reader import (
     Range,
-    joined,
-    parts_by_weight,
-    parts_to_ask,
-    weight_of,
+    beyond_head_error,
+    pruned_error,
+    read_range,
+    skipped,
 )
-from fencepost.pipeline.source.reader import beyond_head_error, pruned_error, read_range, skipped
-from fencepost.pipeline.spark.plain_errors import plainly, rows_plainly
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ class Reader(DataSourceReader):
         self._options = options
         self._narrowing = Narrowing(options.selection)
 
-    @plainly
+    @without_traceback
     def partitions(self) -> list[InputPartition]:
         """The tasks of the read; none when there is nothing to read."""
         selection = self._narrowing.selection
@@ -61,7 +61,7 @@ class Reader(DataSourceReader):
             log.warning("%s", skipped(selection, planned.pruned))
         return planned.partitions
 
-    @rows_plainly
+    @rows_without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         # Spark makes a partition of its own out of an empty list.
@@ -150,3 +150,48 @@ def plan_partitions(
             after=asked.after, until=asked.until, parts=wanted, **selection.asked()
         ).splits
     return Planned([RangePartition(*one) for one in joined(splits, wanted)], plan.pruned)
+
+
+ROW_BYTES = 100
+"""What a row is taken to cost beside its payload; the server's plans count the same."""
+TASK_BYTES = 16 << 20
+"""The weight that is worth a task: 80,000 messages of 100 bytes."""
+TASK_ROWS = TASK_BYTES // (2 * ROW_BYTES)
+PARTS_MAX = 64
+"""Tasks that a read is divided into when nobody asks for more."""
+
+
+def parts_to_ask(positions: int, partitions_min: int) -> int:
+    """How many parts to ask the server for, before it is known how many rows there are."""
+    guess = math.ceil(positions / TASK_ROWS)
+    return max(partitions_min, min(guess, PARTS_MAX), 1)
+
+
+def parts_by_weight(weight: int, partitions_min: int) -> int:
+    """How many parts rows of this weight are worth."""
+    return max(partitions_min, min(math.ceil(weight / TASK_BYTES), PARTS_MAX), 1)
+
+
+def weight_of(splits: Iterable[Split]) -> int:
+    """What ranges cost to read."""
+    return sum(split.bytes + ROW_BYTES * split.rows for split in splits)
+
+
+def joined(splits: Sequence[Split], parts: int) -> list[Range]:
+    """Neighbouring splits put together until there are about `parts` of them, none without rows."""
+    target = weight_of(splits) / max(parts, 1)
+    ranges: list[Range] = []
+    after: int | None = None
+    until = 0
+    held = 0
+    for split in splits:
+        after = split.after if after is None else after
+        until = split.until
+        held += weight_of((split,))
+        # Half a part too few is better than a small one at the end.
+        if held and held >= target * 0.75:
+            ranges.append(Range(after, until))
+            after, held = None, 0
+    if after is not None and held:
+        ranges.append(Range(after, until))
+    return ranges

@@ -74,3 +74,10 @@ def log_schema() -> StructType:
 def arrow_schema(schema: StructType) -> pa.Schema:
     """What Spark expects of record batches with these columns, exactly."""
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def struct_of(ddl: str) -> StructType:
+    """A schema from its DDL, as in `name string, total double`."""
+    found = StructType.fromDDL(ddl)
+    assert isinstance(found, StructType)
+    return found

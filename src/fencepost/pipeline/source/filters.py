@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from fencepost.pipeline.selection import STREAMS_MAX, Selection
+from fencepost.pipeline.options import STREAMS_MAX, Selection
 from fencepost.protocol.globs import BadGlob, parse_glob
 from fencepost.protocol.limits import Limits
 

@@ -33,8 +33,7 @@ from fencepost.pipeline.source.columns import (
     VALUE,
     arrow_schema,
 )
-from fencepost.pipeline.source.envelopes import opened
-from fencepost.pipeline.source.json_columns import TYPES, typed, unreadable
+from fencepost.pipeline.source.payloads import TYPES, opened, typed, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,8 +22,7 @@ from pyspark.sql.types import StructType
 
 from fencepost.pipeline.connection import Connection, connection_of
 from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.options import Options, whole_number
-from fencepost.pipeline.selection import SELECTING, Selection, selection_of
+from fencepost.pipeline.options import SELECTING, Options, Selection, selection_of, whole_number
 from fencepost.pipeline.source.formats import Shape, shape_of
 from fencepost.protocol.logs import BEFORE_ALL, POSITION_MAX, parse_instant_ms
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fencepost.client.arrow_log import ArrowPage
 from fencepost.client.errors import BadRequestError, LogPrunedError
 from fencepost.client.sync import Client
 from fencepost.pipeline.errors import AccessError, DataLossError
-from fencepost.pipeline.selection import Selection
+from fencepost.pipeline.options import Selection
 from fencepost.pipeline.source.formats import messages
 from fencepost.pipeline.source.options import SourceOptions
-from fencepost.pipeline.source.planning import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +26,13 @@ PAGE_ROWS = 100_000
 """Rows to ask for at once; the bytes of a page bound it before that."""
 
 log = logging.getLogger(__name__)
+
+
+class Range(NamedTuple):
+    """Positions above `after` up to `until`."""
+
+    after: int
+    until: int
 
 
 def read_range(

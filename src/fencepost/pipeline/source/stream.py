@@ -34,12 +34,17 @@ from fencepost.client.errors import BadRequestError, ConnectionFailedError, Resp
 from fencepost.client.results import Plan
 from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
-from fencepost.pipeline.access import access_explained, check_readable, say_if_away
+from fencepost.pipeline.connection import access_explained, check_readable, say_if_away
+from fencepost.pipeline.errors import rows_without_traceback, without_traceback
 from fencepost.pipeline.source.batch import RangePartition, plan_partitions, position_at
 from fencepost.pipeline.source.options import LATEST, SourceOptions
-from fencepost.pipeline.source.planning import Range
-from fencepost.pipeline.source.reader import beyond_head_error, pruned_error, read_range, skipped
-from fencepost.pipeline.spark.plain_errors import plainly, rows_plainly
+from fencepost.pipeline.source.reader import (
+    Range,
+    beyond_head_error,
+    pruned_error,
+    read_range,
+    skipped,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,14 +93,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.bytes_max)
         return ReadAllAvailable()
 
-    @plainly
+    @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note where the log ends now: the query reads to there and stops."""
         say_if_away(self._options.connection)
         with access_explained():
             self._target = self._asking().log_head()
 
-    @plainly
+    @without_traceback
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Where the next batch ends; `start` itself when there is nothing to read."""
         with access_explained():
@@ -142,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report["losses"] = len(self._lost)
         return report
 
-    @plainly
+    @without_traceback
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch; its first one may end where it begins."""
         if start == end or start.get("start") == LATEST:
@@ -156,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._note_loss(planned.pruned)
         return planned.partitions
 
-    @rows_plainly
+    @rows_without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         assert isinstance(partition, RangePartition)

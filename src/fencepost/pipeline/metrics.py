@@ -22,7 +22,7 @@ import json
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
@@ -42,7 +42,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from fencepost.pipeline.errors import PipelineError
-from fencepost.pipeline.spark.gauges import SparkGauges
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -198,3 +200,61 @@ def watch(spark: SparkSession, *, port: int | None = None, address: str = "127.0
     Port 0 takes any that is free; `Watching.port` says which.
     """
     return Watching(spark, port, address)
+
+
+_PREFIX = "fencepost"
+_registered: dict[tuple[str, str], Any] = {}
+"""By application and name: Spark takes a name once, and keeps it while the application runs."""
+
+
+class SparkGauges:
+    """Numbers of one session. With Spark Connect there is no way to them, and they are left out."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = getattr(spark, "_jvm", None)
+        if self._jvm is not None:
+            self._context: Any = spark.sparkContext._jsc.sc()
+            self._application = str(spark.sparkContext.applicationId)
+
+    def set(self, name: str, value: int) -> None:
+        """Show a value under a name, from now on."""
+        if self._jvm is None:
+            return
+        place = (self._application, name)
+        if place not in _registered:
+            _registered[place] = self._register(f"{_PREFIX}.{name}")
+        _registered[place].setValue(value)
+
+    def _register(self, name: str) -> Any:
+        # Accumulators are the one thing that Spark lets programs add to its metrics.
+        accumulator = self._context.longAccumulator()
+        java = self._jvm.org.apache.spark
+        named = java.api.python.PythonUtils.toScalaMap({name: accumulator})
+        # A Scala object: what Python sees under the plain name is the class beside it.
+        source = getattr(getattr(java.metrics.source, "LongAccumulatorSource$"), "MODULE$")
+        source.register(self._context, named)
+        return accumulator
+
+
+class Tasks(NamedTuple):
+    """Tasks of the stages that are running now."""
+
+    done: int
+    all: int
+
+
+def tasks(spark: SparkSession) -> Tasks | None:
+    """How far the running stages are; None when nothing runs or nobody can tell."""
+    from pyspark.errors import PySparkException
+
+    try:
+        tracker = spark.sparkContext.statusTracker()
+    except PySparkException:
+        return None
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    known = [stage for stage in stages if stage is not None]
+    if not known:
+        return None
+    return Tasks(
+        sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+    )

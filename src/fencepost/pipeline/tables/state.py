@@ -8,16 +8,19 @@ looks at how the piece was cut, so that many small pieces and one large one give
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
 
+import msgspec
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
 from pyspark.sql.types import StringType, StructField, StructType
 
-from fencepost.pipeline.jobs.tables.files import TableError
-from fencepost.pipeline.jobs.tables.folding import Event, StreamState, advance, parse
-from fencepost.pipeline.jobs.tables.parquet import struct_of
+from fencepost.client import state
+from fencepost.pipeline.source.columns import struct_of
+from fencepost.pipeline.tables.files import STREAMS, TableError
 
 CORRUPT = "_corrupt"
 """The text of a value that does not fit the schema of its table."""
@@ -177,3 +180,105 @@ def merged_bounds(known: DataFrame, risen: DataFrame) -> DataFrame:
 def bucket_of(buckets: int, *names: str) -> Column:
     """The bucket of a key: the same in every run, because files are named by it."""
     return F.pmod(F.hash(*names), F.lit(buckets))
+
+
+CONTROLS = ("snapshot-start", "snapshot-end", "reset")
+
+
+class StreamState(NamedTuple):
+    """How far a stream was folded, and which of its rows still count."""
+
+    since: int = -1
+    """The position at which its present incarnation begins."""
+    offset: str = ""
+    """Where the newest message starts that was folded."""
+    floor: str = ""
+    """Rows whose change starts below it are gone."""
+    snapshot: str | None = None
+    """Where the snapshot began that has not come to its end yet."""
+
+
+class Event(NamedTuple):
+    """A message that may move the bounds of its stream: a control, or the first of a piece."""
+
+    position: int
+    offset: str
+    control: str | None = None
+    target: str | None = None
+    """The offset that a reset says to begin again at."""
+
+
+def advance(known: StreamState, events: Iterable[Event], newest: str) -> StreamState:
+    """The state of a stream after a piece of it, given what in it may move bounds, in order.
+
+    An offset that is not greater than the one before it is another incarnation's. `newest` is where
+    the last message of the piece starts.
+    """
+    since, offset, floor, snapshot = known
+    for event in events:
+        if event.offset <= offset:
+            since, floor, snapshot = event.position, "", None
+        offset = event.offset
+        if event.control == "snapshot-start":
+            snapshot = event.offset
+        elif event.control == "snapshot-end":
+            floor = max(floor, snapshot or "")
+            snapshot = None
+        elif event.control == "reset":
+            floor = max(floor, event.target or event.offset)
+            snapshot = None
+    return StreamState(since, max(offset, newest), floor, snapshot)
+
+
+def is_kept(bounds: StreamState, position: int, offset: str) -> bool:
+    """Whether a row whose newest change is there still counts."""
+    return position >= bounds.since and offset >= bounds.floor
+
+
+class Parsed(NamedTuple):
+    """A message of a State stream, its value still as JSON text."""
+
+    kind: Literal["change", "control", "invalid"]
+    type: str | None = None
+    key: str | None = None
+    operation: str | None = None
+    value: str | None = None
+    control: str | None = None
+    target: str | None = None
+
+
+INVALID = Parsed("invalid")
+
+
+class _Change(msgspec.Struct, frozen=True):
+    """A change as the client has it, but for the value, which nobody here looks into."""
+
+    type: state.Name
+    key: state.Name
+    headers: state.ChangeHeaders
+    value: msgspec.Raw | UnsetType = UNSET
+
+
+_CHANGES = msgspec.json.Decoder(_Change)
+
+
+def parse(message: bytes) -> Parsed:
+    """What a message says, by the rules of `fencepost.client.state`."""
+    try:
+        if b'"control"' in message:
+            # Only a look at the whole of it tells a control message from a value with such a word.
+            parsed = state.parse(msgspec.json.decode(message))
+            if isinstance(parsed, state.Control):
+                target = parsed.headers.offset
+                return Parsed(
+                    "control", control=parsed.control, target=None if target is UNSET else target
+                )
+        change = _CHANGES.decode(message)
+        operation = change.headers.operation
+        # A type of our own table's name would be lost in it.
+        if change.type == STREAMS or (change.value is UNSET and operation != "delete"):
+            return INVALID
+        value = None if change.value is UNSET else bytes(change.value).decode()
+    except (msgspec.DecodeError, state.StateMessageError, UnicodeDecodeError, RecursionError):
+        return INVALID
+    return Parsed("change", change.type, change.key, operation, value)

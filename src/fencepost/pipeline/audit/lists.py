@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from fencepost.pipeline.jobs.audit.rules import Case, defects_in, end_of, flagged, said
+from fencepost.pipeline.audit.rules import Case, defects_in, end_of, flagged, said
 
 STREAM_LIST = "stream string, version long, tail string, closed boolean, forked boolean"
 PRODUCER_LIST = "stream string, producer_id string, epoch long, seq long"

@@ -17,8 +17,8 @@ import msgspec
 
 from fencepost.client.sync import Client
 from fencepost.pipeline.errors import PipelineError
-from fencepost.pipeline.jobs.tables.files import DEFINITION, defined
-from fencepost.pipeline.jobs.tables.manifests import ManifestBook
+from fencepost.pipeline.tables.files import DEFINITION, defined
+from fencepost.pipeline.tables.manifests import ManifestBook
 
 NOTHING_YET = -1
 
@@ -102,7 +102,7 @@ def _table(place: Path) -> Reached:
     if definition["format"] == "parquet":
         contents = ManifestBook(place).load()
     else:
-        from fencepost.pipeline.jobs.tables.delta import DeltaBook
+        from fencepost.pipeline.tables.delta import DeltaBook
 
         contents = DeltaBook(place).load()
     return Reached(

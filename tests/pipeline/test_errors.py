@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 import fencepost
 from fencepost.client.errors import FencepostError
 from fencepost.pipeline import register
-from fencepost.pipeline.access import say_if_away
-from fencepost.pipeline.connection import Connection
-from fencepost.pipeline.spark.plain_errors import plainly, rows_plainly
+from fencepost.pipeline.connection import Connection, say_if_away
+from fencepost.pipeline.errors import rows_without_traceback, without_traceback
 from tests.pipeline.reading_support import read
 from tests.serving import ServerProcess
 
@@ -29,7 +28,7 @@ def told(action: Callable[[], Any]) -> str:
     return str(caught.value).strip()
 
 
-@plainly
+@without_traceback
 def fails(error: Exception) -> None:
     try:
         _deep(error)
@@ -41,7 +40,7 @@ def _deep(error: Exception) -> None:
     raise ValueError(f"before {error}")
 
 
-@rows_plainly
+@rows_without_traceback
 def fails_late(error: Exception) -> Iterator[int]:
     yield 1
     raise error

@@ -14,14 +14,12 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from fencepost.client.sync import Client
+from fencepost.pipeline.audit import lists, rules
+from fencepost.pipeline.audit.log import Span, facts
+from fencepost.pipeline.audit.reports import Count, DayCount, Defect, Report, day_name
 from fencepost.pipeline.connection import connection_of
 from fencepost.pipeline.errors import OptionError
-from fencepost.pipeline.jobs.audit import lists as lists
-from fencepost.pipeline.jobs.audit import rules as rules
-from fencepost.pipeline.jobs.audit.log import Span, facts
-from fencepost.pipeline.jobs.audit.reports import Count, DayCount, Defect, Report, day_name
-from fencepost.pipeline.options import Options
-from fencepost.pipeline.selection import Selection
+from fencepost.pipeline.options import Options, Selection
 
 SAMPLES_MAX = 20
 LARGEST_MAX = 100

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from fencepost.pipeline.jobs.tables.files import (
+from fencepost.pipeline.tables.files import (
     Contents,
     Mark,
     TableChange,

@@ -7,31 +7,32 @@ table has already are passed over, so that a piece may be applied again, whole o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
-from fencepost.pipeline.jobs.tables import state as state
-from fencepost.pipeline.jobs.tables.files import (
+from fencepost.pipeline.source.columns import struct_of
+from fencepost.pipeline.tables import state
+from fencepost.pipeline.tables.files import (
+    BUCKET,
     ROWS,
     STREAMS,
     Book,
     Contents,
+    File,
     Mark,
     TableChange,
     TableError,
+    bucket_in,
+    sync_folder,
 )
-from fencepost.pipeline.jobs.tables.manifests import ManifestBook
-from fencepost.pipeline.jobs.tables.parquet import (
-    read_files,
-    struct_of,
-    write_bucketed,
-    write_plain,
-)
+from fencepost.pipeline.tables.manifests import ManifestBook
 
 Kind = Literal["state", "rows"]
 Format = Literal["parquet", "delta"]
@@ -265,7 +266,7 @@ def book_of(root: Path, format: Format, query: str | None = None) -> Book:
     """Where the tables of a folder are written down."""
     if format == "parquet":
         return ManifestBook(root)
-    from fencepost.pipeline.jobs.tables.delta import DeltaBook
+    from fencepost.pipeline.tables.delta import DeltaBook
 
     return DeltaBook(root, query)
 
@@ -279,3 +280,61 @@ def _newest(rows: DataFrame) -> int:
 
 def _mark(position: int, query: tuple[str, int] | None) -> Mark:
     return Mark(position) if query is None else Mark(position, *query)
+
+
+UNFINISHED = "_temporary"
+"""Below a folder that Spark writes to: what tasks have not handed over yet."""
+
+
+def write_bucketed(
+    rows: DataFrame, bucket: Column, touched: int, place: Path, root: Path
+) -> tuple[File, ...]:
+    """Write rows to one new file for each bucket that has any."""
+    folder = _new_folder(place)
+    parted = rows.withColumn(BUCKET, bucket).repartition(max(1, touched), F.col(BUCKET))
+    parted.write.partitionBy(BUCKET).parquet(str(folder))
+    return written_files(folder, root)
+
+
+def write_plain(rows: DataFrame, place: Path, root: Path) -> tuple[File, ...]:
+    """Write rows to new files as they are partitioned."""
+    folder = _new_folder(place)
+    rows.write.parquet(str(folder))
+    return written_files(folder, root)
+
+
+def read_files(
+    spark: SparkSession, schema: StructType, root: Path, files: Iterable[File]
+) -> DataFrame:
+    """The rows of some files of a table."""
+    paths = [str(root / file.path) for file in files]
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*paths)
+
+
+def _new_folder(place: Path) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    return place / os.urandom(8).hex()
+
+
+def written_files(folder: Path, root: Path) -> tuple[File, ...]:
+    """The files that a write left, made durable; files without rows are not worth naming.
+
+    An attempt that lost to its copy may still be writing, where Spark has it write.
+    """
+    files = []
+    for path in sorted(folder.rglob("*.parquet")):
+        if UNFINISHED in path.relative_to(folder).parts:
+            continue
+        rows = pq.read_metadata(path).num_rows
+        if not rows:
+            continue
+        with path.open("rb") as opened:
+            os.fsync(opened.fileno())
+        sync_folder(path.parent)
+        relative = path.relative_to(root).as_posix()
+        files.append(File(relative, bucket_in(relative), rows, path.stat().st_size))
+    if files:
+        sync_folder(folder)
+    return tuple(files)

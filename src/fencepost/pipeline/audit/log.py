@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from fencepost.pipeline.audit.rules import FACTS
 from fencepost.pipeline.connection import Connection
-from fencepost.pipeline.jobs.audit.rules import FACTS
-from fencepost.pipeline.selection import Selection
+from fencepost.pipeline.options import Selection
 
 PARTS_MAX = 64
 ROWS_PER_PART = 100_000

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fencepost.pipeline.errors import SessionError, SparkMissingError
-from fencepost.pipeline.spark.java import find_java
+from fencepost.pipeline.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

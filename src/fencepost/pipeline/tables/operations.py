@@ -22,22 +22,22 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from fencepost.pipeline.connection import Connection, connection_of
-from fencepost.pipeline.jobs.tables import state as state
-from fencepost.pipeline.jobs.tables.files import ROWS, STREAMS, Mark, TableError, define, defined
-from fencepost.pipeline.jobs.tables.manifests import ManifestBook
-from fencepost.pipeline.jobs.tables.parquet import read_files, struct_of
-from fencepost.pipeline.jobs.tables.pieces import (
+from fencepost.pipeline.options import Options
+from fencepost.pipeline.sessions import register
+from fencepost.pipeline.source.columns import log_schema, struct_of
+from fencepost.pipeline.source.reader import beyond_head_error
+from fencepost.pipeline.tables import state
+from fencepost.pipeline.tables.files import ROWS, STREAMS, Mark, TableError, define, defined
+from fencepost.pipeline.tables.manifests import ManifestBook
+from fencepost.pipeline.tables.pieces import (
     Applying,
     Format,
     Kind,
     Layout,
     book_of,
+    read_files,
     widened,
 )
-from fencepost.pipeline.options import Options
-from fencepost.pipeline.source.columns import log_schema
-from fencepost.pipeline.source.reader import beyond_head_error
-from fencepost.pipeline.spark.sessions import register
 
 CHECKPOINT = "_checkpoint"
 BUCKETS = 8
@@ -213,7 +213,7 @@ def vacuum(
             keep_versions=keep_versions, unnamed_seconds=unnamed_seconds, now=time.time()
         )
         return len(removed)
-    from fencepost.pipeline.jobs.tables.delta import DeltaBook
+    from fencepost.pipeline.tables.delta import DeltaBook
 
     return len(DeltaBook(root).vacuum(unnamed_seconds=unnamed_seconds))
 

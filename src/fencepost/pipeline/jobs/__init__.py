@@ -1,1 +1,0 @@
-"""Spark jobs over everything a server holds: tables, audits, sweeps, lag."""

@@ -1,1 +1,0 @@
-"""Sweeps over very many streams: reclaiming claims, retention."""

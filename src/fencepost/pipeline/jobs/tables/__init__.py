@@ -1,1 +1,0 @@
-"""Tables of streams, kept as Delta or Parquet by Spark."""

@@ -1,1 +1,0 @@
-"""The Spark session, its Java, its metrics and its error texts."""
