@@ -89,7 +89,7 @@ class Sink:
                 pass  # only what the rows amount to is asked for
         else:
             with options.connection.client() as client:
-                uploads = Uploads(client, options.content_type, json=options.json)
+                uploads = Uploads(client, options.content_type)
                 try:
                     parts = uploads.send(made)
                 except BaseException:

@@ -12,11 +12,12 @@ Whole columns are handled at a time. What cannot be done so is done by one C fun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,10 +31,21 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Encoded(NamedTuple):
-    """Rows ready to be sent: where each goes (None: all to the one stream), and its bytes."""
+    """Rows ready to be sent."""
 
     streams: pa.Array | None
-    payloads: pa.Array
+    """The stream of each row; None when all rows go to the one stream of the options."""
+    payloads: np.ndarray
+    """The message of each row, as an object array of bytes."""
+    lengths: np.ndarray
+    """The bytes of each message."""
+
+
+def encoded_as(payloads: pa.Array, streams: pa.Array | None = None) -> Encoded:
+    """Payloads that are an Arrow array of binary, each made a Python object once."""
+    objects = payloads.to_numpy(zero_copy_only=False)
+    lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
+    return Encoded(streams, objects, lengths)
 
 
 class RowsEncoder:
@@ -43,7 +55,7 @@ class RowsEncoder:
         self._options = options
         self._partition = partition
         self._row = 0
-        self._encode: Callable[[pa.RecordBatch], pa.Array] | None = None
+        self._encode: Callable[[pa.RecordBatch], Encoded] | None = None
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The messages of a record batch, or `RowError`."""
@@ -53,11 +65,11 @@ class RowsEncoder:
         if self._options.stream is None:
             streams = batch.column("stream")
             self._refuse_null(streams, "stream")
-        payloads = self._encode(batch)
+        rows = self._encode(batch)
         self._row += batch.num_rows
-        return Encoded(streams, payloads)
+        return rows._replace(streams=streams)
 
-    def _encoder(self, schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.Array]:
+    def _encoder(self, schema: pa.Schema) -> Callable[[pa.RecordBatch], Encoded]:
         if self._options.format == "value":
             return self._values
         if self._options.format == "state":
@@ -65,15 +77,16 @@ class RowsEncoder:
         fields = [schema.field(name) for name in self._options.columns]
         return RowEncoder(fields).encode
 
-    def _values(self, batch: pa.RecordBatch) -> pa.Array:
+    def _values(self, batch: pa.RecordBatch) -> Encoded:
         column = batch.column("value")
         self._refuse_null(column, "value")
         payloads = column.cast(pa.binary())
+        rows = encoded_as(payloads)
         if self._options.json:
-            self._check_json(payloads)
-        return payloads
+            self._check_json(rows.payloads, column)
+        return rows
 
-    def _states(self, batch: pa.RecordBatch) -> pa.Array:
+    def _states(self, batch: pa.RecordBatch) -> Encoded:
         columns = {name: batch.column(name) for name in self._options.columns}
         for name in ("type", "key", "operation"):
             self._refuse_null(columns[name], name)
@@ -92,9 +105,11 @@ class RowsEncoder:
             values.get("value", nothing),
             values.get("old_value", nothing),
         )
-        payloads = pa.array(map(_ENCODER.encode, changes), pa.binary(), size=batch.num_rows)
-        self._check_json(payloads)
-        return payloads
+        rows = _encoded_rows(changes, batch.num_rows)
+        if any(_is_text(columns[name].type) for name in ("value", "old_value") if name in columns):
+            # A value that came as text went into its change as it was.
+            self._check_json(rows.payloads)
+        return rows
 
     def _check_operations(self, operations: list[str]) -> None:
         wrong = set(operations) - set(OPERATIONS)
@@ -108,14 +123,17 @@ class RowsEncoder:
         if row is not None:
             raise self._error(row, f"the column {name} is null")
 
-    def _check_json(self, payloads: pa.Array) -> None:
-        """Each payload is one JSON value: joined by commas, `1,2` would pass for two messages."""
-        rows = payloads.to_pylist()
+    def _check_json(self, payloads: np.ndarray, column: pa.Array | None = None) -> None:
+        """Refuse a payload that is not one JSON value in UTF-8.
+
+        Joined by commas, a payload `1,2` would pass for two messages. This is the only look that
+        the executor takes at the text. `column` holds the same bytes, if Arrow has them.
+        """
         try:
-            payloads.cast(pa.string())  # checks the encoding, which msgspec does not
-            deque(map(_VALUE.decode, rows), maxlen=0)
-        except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError):
-            for row, data in enumerate(rows):
+            _check_utf8(payloads, column)  # msgspec does not look into strings
+            deque(map(_VALUE.decode, payloads), maxlen=0)
+        except (pa.ArrowInvalid, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+            for row, data in enumerate(payloads):
                 self._check_row(row, data)
             raise
 
@@ -135,10 +153,26 @@ class RowsEncoder:
         return RowError(f"row {self._row + row} of partition {self._partition}: {what}")
 
 
+def _check_utf8(payloads: np.ndarray, column: pa.Array | None) -> None:
+    if column is None:
+        b"".join(payloads).decode()
+    else:
+        column.cast(pa.binary()).cast(pa.string())
+
+
+def _encoded_rows(rows: Iterable[Any], count: int) -> Encoded:
+    """Values as JSON texts."""
+    payloads = np.fromiter(map(_ENCODER.encode, rows), object, count)
+    return Encoded(None, payloads, np.fromiter(map(len, payloads), np.int64, count))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def state_values(name: str, column: pa.Array) -> list[Any]:
     """A column of a change; a value that comes as text is JSON already and goes in as it is."""
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    if name in ("value", "old_value") and is_text:
+    if name in ("value", "old_value") and _is_text(column.type):
         texts = column.cast(pa.binary()).to_pylist()
         return [None if text is None else msgspec.Raw(text) for text in texts]
     return values_of(column, shape_of(column.type))
@@ -166,16 +200,15 @@ class RowEncoder:
         self._struct: Any = struct_of("Row", fields)
         self._shapes = [shape_of(field.type) for field in fields]
 
-    def encode(self, batch: pa.RecordBatch) -> pa.Array:
-        """One JSON object per row, as binary."""
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """One JSON object per row."""
         columns = [
             values_of(batch.column(name), shape)
             for name, shape in zip(self._names, self._shapes, strict=True)
         ]
         if not columns:
-            return pa.array([b"{}"] * batch.num_rows, pa.binary())
-        rows = map(self._struct, *columns)
-        return pa.array(map(_ENCODER.encode, rows), pa.binary(), size=batch.num_rows)
+            return _encoded_rows(({} for _ in range(batch.num_rows)), batch.num_rows)
+        return _encoded_rows(map(self._struct, *columns), batch.num_rows)
 
 
 def struct_of(name: str, fields: list[pa.Field]) -> Any:

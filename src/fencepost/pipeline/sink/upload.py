@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-import msgspec
-
 from fencepost.client.errors import FencepostError, ResponseError
+from fencepost.client.operations import stage
 from fencepost.client.results import Staged
 from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
@@ -53,10 +52,9 @@ class _Target:
 class Uploads:
     """The uploads of one task's attempt."""
 
-    def __init__(self, client: Client, content_type: str, *, json: bool) -> None:
+    def __init__(self, client: Client, content_type: str) -> None:
         self._client = client
         self._content_type = content_type
-        self._json = json
         self.txn = "spark-" + secrets.token_hex(TOKEN_BYTES)
         self._targets: dict[str, _Target] = {}
         self._full: list[StagedPart] = []
@@ -98,12 +96,11 @@ class Uploads:
         return target.part, number
 
     def _stage(self, chunk: Chunk, part: str, number: int) -> None:
-        # The body is joined already: as a raw value it goes into the array as it is.
-        messages = [msgspec.Raw(chunk.body)] if self._json else [chunk.body]
+        driver = self._client._driver
+        # The chunk is the body already: `client.stage` would encode it once more.
+        asked = stage(driver.settings, self.txn, part, number, chunk.body, self._content_type)
         try:
-            staged: Staged = self._client.stage(
-                self.txn, part, messages, chunk=number, content_type=self._content_type
-            )
+            staged: Staged = driver.run(asked)
         except ResponseError as error:
             error.add_note(f"while {chunk.rows} rows for the stream {chunk.stream} were uploaded")
             raise
