@@ -120,7 +120,7 @@ def batch_rounds(
 
 
 def encode_rounds(table: Table, count: int, rounds: int) -> None:
-    """Rows to chunks with nobody to send them to: what one core of an executor could do."""
+    """Rows to chunks that are not sent: what one core of an executor could do."""
     schema = StructType([StructField("value", StringType())])
     options = sink_options({"stream": "s"}, schema, False, streaming=True)
     values = [f'{{"id":{FIRST_ID + index},"pad":"{PAD}"}}' for index in range(ARROW_ROWS)]

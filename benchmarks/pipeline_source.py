@@ -128,7 +128,7 @@ def _micro_batches(spark: SparkSession, url: str, folder: Path, table: Table) ->
         medians = []
         queries = (("source", ours.select("value")), ("Parquet", theirs))
         for what, query in queries:
-            # Spark becomes faster for a while, and whoever comes first would pay for both.
+            # Spark becomes faster for a while, and the way that comes first would pay for both.
             _batch_ms(query, folder / f"first-{what}-{rows}", BATCHES)
         for what, query in queries:
             took = _batch_ms(query, folder / f"{what}-{rows}", BATCHES)

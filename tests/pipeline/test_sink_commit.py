@@ -253,4 +253,4 @@ def test_a_replay_whose_record_was_removed_meanwhile_is_not_taken_for_an_empty_b
         again.writer().commit(staged, 0)
     again.restarted().write(0, ["1"])
 
-    assert messages(server.url, name) == [1, 1], "whoever forgets a writer takes this upon them"
+    assert messages(server.url, name) == [1, 1], "a deleted writer begins anew"

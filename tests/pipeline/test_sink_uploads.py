@@ -55,7 +55,7 @@ def test_an_expired_upload_fails_the_batch_and_leaves_everything_as_it_was(
     driver = Driver(server, tmp_path, stream=name)
     driver.write(0, ["1"])
     staged = driver.stage(1, ["2"], ["3"])
-    # To the commit it is the same whether time or somebody dropped the part.
+    # To the commit it is the same whether the part expired or was dropped.
     assert parts_waiting(server, staged[1:]) == [True]
 
     with pytest.raises(StagingExpiredError, match=r"staging_ttl_s.*maxRowsPerTrigger"):

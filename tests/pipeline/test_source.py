@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (its usual name)
 
 import fencepost
 from fencepost.client.operations import Producing
@@ -271,7 +271,7 @@ def test_a_token_lets_its_principal_read_and_nobody_else(
             frame = read(spark, server, **options)
             with pytest.raises(Exception, match=words.strip()) as caught:
                 frame.count()
-            assert options.get("token", "a token that nobody gave") not in str(caught.value)
+            assert options.get("token", "a token that was not given") not in str(caught.value)
 
 
 def test_a_token_is_not_in_plans(spark: SparkSession, server: ServerProcess) -> None:

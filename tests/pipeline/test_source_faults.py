@@ -1,4 +1,4 @@
-"""A source whose server goes away, comes back, forgets, or loses what nobody has read yet."""
+"""A source whose server goes away, comes back, forgets, or loses rows that were not read yet."""
 
 from __future__ import annotations
 

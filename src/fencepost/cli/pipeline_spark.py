@@ -1,7 +1,7 @@
 """What the commands of `fencepost pipeline` share: a quiet Spark, a bar, and ends in words.
 
-Spark logs to the stderr of whoever started it. Here that is a file beside the command, which is
-thrown away unless it was asked for; what people see on stderr is our own sentence. Nothing of Spark
+Spark logs to the stderr of the process that started it. Here that is a temporary file, or the file
+of --spark-log; what people see on stderr is our own sentence. Nothing of Spark
 is imported before a command needs it: the help is for everyone.
 """
 
@@ -64,7 +64,7 @@ def running(
         options = {"url": profile.url}
         if profile.token is not None:
             options["token"] = profile.token
-        # Find out that nobody is there before Spark has taken its seconds to start.
+        # Find out that the server is away before Spark takes its seconds to start.
         client.log_head()
         with _session(name, master, log) as spark:
             yield Running(spark, client, options)

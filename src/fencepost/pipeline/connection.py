@@ -1,8 +1,8 @@
-"""How driver and executors reach the server: the options that every read and write shares.
+"""How the driver and the executors reach the server, and checks that they may read from it.
 
-A `Connection` is what travels to the executors, inside the pickled reader or writer. The token is
-resolved where the query is planned, so that executors need no environment of their own, and it is
-never shown: not by `repr`, not in an error.
+A `Connection` travels to the executors inside the pickled reader or writer. The driver resolves the
+token when it plans the query, so that executors need no environment of their own. The token is
+never shown, neither by `repr` nor in an error.
 
 | option | default | |
 |---|---|---|
@@ -11,6 +11,10 @@ never shown: not by `repr`, not in an error.
 | `connectTimeoutMs` | 5,000 | for a connection to be made |
 | `requestTimeoutMs` | 30,000 | for an answer to come |
 | `retryTimeoutMs` | 120,000 | how long a server may be away before the task or query fails |
+
+A server leaves out of its log what a principal may not read. A query over a stream that its
+principal may not read would therefore be empty for ever, without an error; so `check_readable`
+refuses it before it begins, in words that name the stream.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from fencepost.pipeline.options import Options, Selection
 
 URL_DEFAULT = "http://127.0.0.1:4437"
 ATTEMPTS_MAX = 10_000
-"""Time bounds the attempts, not their number."""
+"""High enough never to be reached: `retryTimeoutMs` ends the attempts."""
 DELAY_SECONDS_MAX = 2.0
 """Between attempts: a whole query stands still behind one task that waits."""
 LIVE_SECONDS = 90.0
@@ -46,7 +50,7 @@ LIVE_SECONDS = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the server is, who asks, and how patiently."""
+    """Where the server is, who asks, and how long to wait."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -57,7 +61,7 @@ class Connection:
     def client(
         self, *, live_seconds: float = LIVE_SECONDS, retries: Retries | None = None
     ) -> Client:
-        """A client of its own: close it when done."""
+        """A new client, which the caller closes."""
         return connect(
             self.url,
             token=self.token,
@@ -97,18 +101,18 @@ log = logging.getLogger(__name__)
 
 
 def say_if_away(connection: Connection) -> None:
-    """Warn of a server that does not answer: minutes of patience look like a query that hangs."""
+    """Warn if the server does not answer: a query that waits for it looks as if it hung."""
     with connection.client(retries=NO_RETRIES) as client:
         try:
             client.log_head()
         except ConnectionFailedError as error:
             warn_of_waiting(connection, error)
         except FencepostError as error:
-            log.debug("what is asked for next will say it better: %s", error)
+            log.debug("the next request will report this in more detail: %s", error)
 
 
 def warn_of_waiting(connection: Connection, error: Exception) -> None:
-    """What is said before a patient attempt."""
+    """Warn that the server is away and that requests are repeated for a while."""
     log.warning("%s: trying again for %g s (retryTimeoutMs)", error, connection.retry_seconds)
 
 

@@ -1,8 +1,8 @@
-"""`.format("fencepost")`: the one class that Spark knows, and where each of its halves lives.
+"""The class that Spark knows as `.format("fencepost")`; it hands over to source and sink.
 
-Spark pickles an instance of it and makes readers and writers of it in processes of its own, so that
-every method here only reads options and hands over. Spark calls them with keywords: the names of
-the arguments are part of its interface.
+Spark pickles an instance of it and makes readers and writers from it in processes of its own, so
+every method only reads options and calls `source` or `sink`. Spark calls the methods with keywords:
+the names of the arguments are part of its interface.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class FencepostDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What is given to `.format(...)`."""
+        """The name that users give to `.format(...)`."""
         return FORMAT
 
     @without_traceback
     def schema(self) -> str:
-        """The columns of the asked format, when `.schema(...)` does not name them."""
+        """The columns of the format, used when `.schema(...)` does not name them."""
         from fencepost.pipeline.source.options import source_options
 
         return source_options(self.options).shape.ddl

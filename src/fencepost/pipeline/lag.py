@@ -1,9 +1,9 @@
-"""How far behind consumers are: queries by their checkpoints, tables by what they have committed.
+"""How far consumers are behind: queries by their checkpoints, tables by what they have committed.
 
 A query's checkpoint is a folder of small files: for each batch the positions where it ends, written
 before the batch, and a note once the batch is done. The newest batch with such a note is what the
-query has certainly done. Nothing of Spark is needed to read either, nor does the query have to run.
-What is behind is asked of the server: positions up to its head, and the messages among them.
+query has certainly done. Reading either needs no Spark, and the query need not run. The server then
+says what is behind: the positions up to its head, and the messages among them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Metrics of streaming queries for Prometheus: a listener that Spark tells of every batch.
+"""Metrics of streaming queries for Prometheus and for Spark, and the progress of running stages.
 
-`watch(spark, port=...)` is all a program needs: every query of the session that reads Fencepost is
-measured from then on, and the numbers can be fetched from the port. The lag is among Spark's own
-metrics too, as `fencepost.QUERY.SOURCE.lag_positions`: see `gauges.py`.
+`watch(spark, port=...)` is all that a program needs: from then on it measures every query of the
+session that reads Fencepost, and serves the numbers on the port. The lag is also among Spark's own
+metrics, as `fencepost.QUERY.SOURCE.lag_positions`, so that it is on Spark's UI at `/metrics/json`
+and in every sink that `metrics.properties` names (JMX, Graphite, Prometheus).
 
 | metric | labels | |
 |---|---|---|
@@ -14,6 +15,10 @@ metrics too, as `fencepost.QUERY.SOURCE.lag_positions`: see `gauges.py`.
 | `fencepost_query_batches_total` | query | batches that were done |
 | `fencepost_query_batch_seconds` | query | how long batches took |
 | `fencepost_query_failures_total` | query | runs that ended with an error |
+
+`tasks` is for progress bars in a terminal: how many tasks of the stages that run now are done. A
+job is many stages, one after the other, so the numbers are those of the present stage. Spark
+Connect sessions offer neither Spark's metrics nor the tasks.
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ class PortError(PipelineError):
 
 
 class QueryMetrics(StreamingQueryListener):
-    """What Spark tells of its queries, as metrics of a registry."""
+    """A listener that turns the progress of queries into metrics of a registry."""
 
     def __init__(
         self, registry: CollectorRegistry | None = None, gauges: SparkGauges | None = None
@@ -107,7 +112,7 @@ class QueryMetrics(StreamingQueryListener):
                     self._gauges.set(f"{name}.{index}.lag_positions", behind)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing new came: what was said last still holds."""
+        """No batch ran, so the numbers of the last one still hold."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """A query ended, by itself or with an error."""
@@ -208,7 +213,7 @@ _registered: dict[tuple[str, str], Any] = {}
 
 
 class SparkGauges:
-    """Numbers of one session. With Spark Connect there is no way to them, and they are left out."""
+    """Gauges of one session among Spark's metrics; on Spark Connect `set` does nothing."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = getattr(spark, "_jvm", None)
@@ -226,7 +231,7 @@ class SparkGauges:
         _registered[place].setValue(value)
 
     def _register(self, name: str) -> Any:
-        # Accumulators are the one thing that Spark lets programs add to its metrics.
+        # Accumulators are the only thing that Spark lets programs add to its metrics.
         accumulator = self._context.longAccumulator()
         java = self._jvm.org.apache.spark
         named = java.api.python.PythonUtils.toScalaMap({name: accumulator})
@@ -244,7 +249,7 @@ class Tasks(NamedTuple):
 
 
 def tasks(spark: SparkSession) -> Tasks | None:
-    """How far the running stages are; None when nothing runs or nobody can tell."""
+    """How far the running stages are; None when nothing runs or the session does not say."""
     from pyspark.errors import PySparkException
 
     try:

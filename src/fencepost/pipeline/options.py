@@ -1,9 +1,10 @@
-"""Options of `.format("fencepost")`: typed, and refused when they are not understood.
+"""Options of `.format("fencepost")`, typed and checked, and the streams that they select.
 
-Spark hands options over as texts under names in any case. A reader of options asks for each one it
-knows, which is also how it is known which ones there are: `refuse_others` then names every option
-that nobody asked for. A misspelt option is never silently ignored, because a misspelt
-`endingPosition` would read everything.
+Spark hands options over as texts, under names in any case. `Options` remembers each name that the
+code asks for, and `refuse_others` refuses every given option that the code never asked for. A
+misspelt option is thus never ignored: a misspelt `endingPosition` would read everything.
+
+`Selection` says which streams a query reads: a few paths, or a pattern.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE = ("true", "false")
 _SECRET = ("token",)
 _FROM_SPARK = ("checkpointlocation", "queryname")
-"""What Spark itself adds to the options of a stream."""
+"""Options that Spark itself adds to those of a stream."""
 
 
 class Options:
@@ -120,7 +121,7 @@ class Options:
         )
 
     def refuse_others(self, hints: Mapping[str, str] | None = None) -> None:
-        """Refuse what nobody asked for; `hints` say more about some of them."""
+        """Refuse options that were given and never asked for; `hints` explain some of them."""
         for name in self._given:
             if name in self._asked:
                 continue
@@ -150,7 +151,7 @@ def _nearest(name: str, asked: Mapping[str, str]) -> str:
 
 SELECTING = ("stream", "streams", "match")
 STREAMS_MAX = 64
-"""As many paths as a server takes in one request (its `log_streams_max`)."""
+"""The paths that a server takes in one request (its `log_streams_max`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class Selection:
 
     def asked(self) -> dict[str, Any]:
         """The arguments of the client's calls."""
-        # Asked for everything without a pattern, the server compares no paths: half the work.
+        # Without a pattern the server compares no paths, which is half the work.
         match = None if self.match == ANY else self.match
         return {"streams": list(self.streams) or None, "match": match}
 

@@ -1,8 +1,8 @@
-"""A Spark session that works with nothing but pip, and the format registered in one that is there.
+"""Starting a Spark session after `pip install` alone, and adding our format to any session.
 
 `session()` finds a Java, makes the running interpreter the one of Spark's workers, and sets what
-was measured to help a query over Fencepost. `register()` is for sessions made by somebody else: a
-notebook, a cluster, Spark Connect.
+measurably helps a query over Fencepost. `register()` adds `.format("fencepost")` to a session that
+another program made: a notebook, a cluster, Spark Connect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _AT_START: dict[str, str] = {
     # Python workers and the JVM talk through files instead of TCP: no copy through the network.
     "spark.python.unix.domain.socket.enabled": "true",
-    # One line of progress less in every terminal; our own bars are better.
+    # Spark's progress line would be drawn over our own bars.
     "spark.ui.showConsoleProgress": "false",
 }
 _AT_ANY_TIME: dict[str, str] = {
@@ -95,7 +95,7 @@ def session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
-        # PySpark warns of a pandas that is newer than it, even where nobody uses pandas.
+        # PySpark warns of a pandas that is newer than it, even in programs without pandas.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support", FutureWarning)
         made = builder.getOrCreate()
     register(made)
@@ -103,7 +103,7 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Add `.format("fencepost")` to a session, whoever made it."""
+    """Add `.format("fencepost")` to a session that exists."""
     check_pyspark()
     if not _is_wanted(spark.version):
         raise SparkMissingError(

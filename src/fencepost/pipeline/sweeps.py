@@ -1,10 +1,19 @@
-"""The sweep that gives stale claims back: every coordination stream, in bulk.
+"""Sweeps: work over very many streams that executors do, safe to stop and to run again.
 
-A claim is stale when its holder has been silent for longer than a time, by the server's clock. It
-is raised to the next epoch through `fencepost.coordination`, over the very move that was seen
-(Producer-If): a holder that speaks up in between keeps its task, and any number of sweeps may run
-at once. What was reclaimed is available again and no longer stale, so a sweep that was stopped is
-resumed by running it again.
+`reclaim` gives the tasks of silent holders back. A claim is stale when its holder has been silent
+for longer than a time, by the server's clock. The sweep raises it to the next epoch over the very
+move that it saw (Producer-If): a holder that speaks up in between keeps its task, and any number of
+sweeps may run at once.
+
+`retention` drops what policies no longer keep. The server applies its own policies by itself; this
+is for policies that are decided now. A policy is as in the server's config file: a pattern and
+bounds on age, bytes and messages; the first one that fits a stream counts. Messages that were
+stored at one time go or stay together, so no append is ever cut; the newest ones stay unless they
+are too old.
+
+The driver finds out what there is to do, and `on_executors` does it, stream by stream. A stream
+that refuses does not stop the others: its error is part of the result. Both sweeps do only what has
+not been done yet, so a sweep that was stopped is resumed by running it again.
 """
 
 from __future__ import annotations
@@ -105,7 +114,7 @@ def reclaim(
 def _candidates(
     client: Client, match: str, kinds: Sequence[Kind], timeout: float
 ) -> list[tuple[str, Kind]]:
-    """Streams with a claim that nobody has moved for so long, which says nothing of its state."""
+    """Streams with a claim that has not moved for so long; whether it is held is not known yet."""
     latest = now_ms(client) - timeout * 1000
     found = {
         (one.stream, kind)
@@ -352,6 +361,6 @@ def attempted(client: Client, row: dict[str, Any], work: Work) -> list[dict[str,
 
 
 def now_ms(client: Client) -> int:
-    """What time it is at the server: its clock decides what is stale or old."""
+    """The time at the server, whose clock decides what is stale or old."""
     driver = client._driver
     return driver.run(server_now_ms(driver.settings))

@@ -1,8 +1,8 @@
-"""The audit: does the log hold what the server promises, and do its lists agree with it?
+"""The audit: does the log hold what the server promises, and do the server's lists agree with it?
 
-Every rule is a Spark job over the facts of the log; what the server lists is read by the driver.
-The server may go on writing meanwhile: the lists are taken between two looks at the head, and only
-what must be so at some moment between the two is compared.
+Every rule is a Spark job over the facts of the log; the driver reads what the server lists. The
+server may write meanwhile: the lists are read between two looks at the head of the log, and only
+what must hold at some moment between the two is compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The log against the server's lists: streams, producers and keys correspond to messages.
+"""Rules that compare the log with the server's lists of streams, producers and keys.
 
-Lists are read while the server goes on writing, so each is taken between two looks at the head of
-the log: what lies at or below `settled` was there before the list, what lies above `until` came
-after it. A list may say anything between the two, and nothing else.
+The lists are read while the server goes on writing, each between two looks at the head of the log:
+messages at or below `settled` were there before the list, messages above `until` came after it. A
+list may say anything between the two, and nothing else.
 """
 
 from __future__ import annotations

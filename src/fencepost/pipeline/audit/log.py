@@ -57,7 +57,7 @@ def facts(
     until: int,
     once: str | None = None,
 ) -> tuple[DataFrame, Span]:
-    """The facts above one position up to another; they are read when somebody asks for them.
+    """The facts above one position up to another; Spark reads them when an action needs them.
 
     `once` is the JSON path of what identifies a message.
     """

@@ -1,7 +1,7 @@
-"""What an audit found, as a value: to be shown, written as JSON, or drawn.
+"""The report of an audit as a value: to be shown, written as JSON, or drawn.
 
 A report is clean when it has no defects. Each kind of defect is counted in full and shown with a
-few examples; what the kinds mean is in `audit_rules.KINDS`.
+few examples; `rules.KINDS` says what the kinds mean.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """What must hold of a log, as functions from DataFrames to a DataFrame of defects.
 
 The **facts** are what an audit knows of the log: a row for each message and each marker, without
-payloads, but with the piece of a message that is its `identity`, if somebody said which. `numbered`
-tells the incarnations of a stream apart, by the markers that end them. Each rule then looks for
-what must not be, and says for every case which kind it is, where, and what is wrong with it; on a
-sound log all of them find nothing.
+payloads. If the caller names a path that identifies messages, a fact also has the `identity` at
+that path. `numbered` tells the incarnations of a stream apart, by the markers that end them. Each
+rule looks for one kind of thing that must not be, and says for every case which kind it is, where,
+and what is wrong. On a sound log all of them find nothing.
 
-How the log compares with what the server lists of streams, producers and keys is in
-`audit_lists.py`.
+`lists.py` compares the log with what the server lists of streams, producers and keys.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The exactly-once sink: `batch_writer` and `stream_writer`, as Spark calls them.
+"""The exactly-once sink, as Spark calls it: `batch_writer` and `stream_writer`.
 
-Tasks upload their rows to staging, where nobody sees them; the driver makes one commit of what the
-winning attempts uploaded, in the name of the query and its batch. Spark pickles these writers to
-the executors and makes new ones, in other processes, for each batch and each commit.
+Tasks upload their rows to staging, where no reader sees them. The driver then makes one commit of
+what the winning attempts uploaded, in the name of the query and its batch. Spark pickles these
+writers to the executors, and makes new ones in other processes for each batch and each commit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
 
 
 class Sink:
-    """A write: what both writers are made of, and what travels to the executors."""
+    """One write: the state that both kinds of writer share and that travels to the executors."""
 
     def __init__(self, options: SinkOptions, known: WriterInfo | None, *, streaming: bool) -> None:
         self.options = options
@@ -86,7 +86,7 @@ class Sink:
         parts = []
         if published:
             for _ in made:
-                pass  # only what the rows amount to is asked for
+                pass  # only the sums of the rows are needed
         else:
             with options.connection.client() as client:
                 uploads = Uploads(client, options.content_type)
@@ -150,7 +150,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def current_place() -> Place:
-    """Where this task runs, from Spark's own account of it."""
+    """Where this task runs, as Spark's task context says it."""
     context = TaskContext.get()
     assert context is not None, "write() runs in a task"
     batch = context.getLocalProperty(BATCH_PROPERTY)
@@ -164,7 +164,7 @@ def current_place() -> Place:
 
 
 def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
-    """What the server knows of this writer before the tasks begin, if it can be had at once.
+    """What the server knows of this writer before the tasks begin; None if it does not answer.
 
     With it tasks refuse a new checkpoint before they upload anything, and need not upload a batch
     that was published; a missing token or grant shows here as well. The commit decides anew in any
@@ -176,7 +176,7 @@ def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
     with options.connection.client(retries=NO_RETRIES) as client:
         try:
             if options.stream is not None and not options.auto_create:
-                # Whoever may append need not be allowed to look.
+                # A principal that may append need not be allowed to read.
                 with contextlib.suppress(ForbiddenError):
                     client.stream(options.stream).head()
             return None if name is None else client.writer(name)

@@ -1,8 +1,8 @@
-"""The driver's half of a write: one commit of what the winning tasks uploaded, once.
+"""The driver's half of a write: one commit of the parts that the winning tasks uploaded.
 
 The server decides by the writer's name, query, epoch and batch whether a commit is new, before it
-looks at parts. So here is only what surrounds that: the run's epoch, the order of parts, the
-bounds, and the words for each refusal.
+looks at parts. This module does what surrounds that decision: it takes the epoch of the run, puts
+the parts in order, checks the bounds, and explains each refusal.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SMALLER = (
 
 @dataclass(slots=True)
 class TaskWritten(WriterCommitMessage):
-    """What one task has to say to the driver."""
+    """The message of one task to the driver."""
 
     partition: int
     identity: Identity | None
@@ -102,7 +102,7 @@ def commit_written(
                 published=any(message.published for message in ordered),
             )
             if not new:
-                abort_written(options, ordered)  # uploaded in vain
+                abort_written(options, ordered)  # the uploads are not needed
         except ResponseError as error:
             raise _explained(error, identity, appends) from error
 
@@ -212,9 +212,9 @@ def _replay(
     """Have the server compare, and count, a batch that it was known to have.
 
     Nothing was uploaded, so nothing may be published even if the record changed since: the commit
-    names a part that nobody has, which the server looks for only if the batch is new to it.
+    names a part that does not exist, and the server looks for parts only if the batch is new to it.
     """
-    nobodys = [
+    unstaged = [
         CommitAppend(
             stream=stream,
             content_type=options.content_type,
@@ -224,7 +224,7 @@ def _replay(
         for stream in [stream for stream, one in sums.items() if one.rows][:1]
     ]
     try:
-        return client.commit(nobodys, writer=batch)
+        return client.commit(unstaged, writer=batch)
     except (PartError, StreamNotFoundError):
         raise ForgottenWriterError(
             f"the record of sink {batch.name!r} changed while batch {batch.batch} was on:"
@@ -256,7 +256,7 @@ def _explained(
     identity: Identity | None,
     appends: Sequence[CommitAppend],
 ) -> Exception:
-    """A refusal of the server in the words of somebody who runs a query."""
+    """A refusal of the server, in words for the person who runs the query."""
     # A replay was sent without the batch's own appends.
     stream = None if error.item is None or not appends else appends[error.item].stream
     match error:

@@ -1,8 +1,14 @@
-"""Who writes a batch: the query and its batch number, or a job, or nobody that matters.
+"""Who writes a batch, and what the driver remembers about a run between its batches.
 
-The driver's side of a data source is told nothing of the query it belongs to. Tasks are: Spark's
-local properties name the query (which lives in its checkpoint), the batch and the run. So tasks put
-what they see into their messages, and the driver reads it there.
+A batch belongs to a query, or to a job, or to a plain write without a name. Spark tells the
+driver's side of a data source nothing about the query, but it tells the tasks: local properties
+name the query (its id is in the checkpoint), the batch and the run. So tasks put what they see into
+their messages, and the driver reads it there.
+
+Spark calls the driver's side of a sink in processes that come and go, so nothing in memory lasts
+from one batch to the next. All of them see the scratch folder that Spark keeps for this driver and
+removes with it. There each run, known by Spark's run id, notes the epoch that it was given. A
+driver that was replaced keeps its old epoch in its note, and the server refuses it by that.
 """
 
 from __future__ import annotations
@@ -56,7 +62,7 @@ class Identity:
 def identity_of(
     options: SinkOptions, place: Place, *, streaming: bool, write: str
 ) -> Identity | None:
-    """Who writes; None for a batch write without a name, which nobody can repeat.
+    """Who writes; None for a batch write without a name, which cannot be recognised when repeated.
 
     `write` is a name for this one call of `save()`.
     """
@@ -138,7 +144,7 @@ class Note(msgspec.Struct):
 
 
 class RunFile:
-    """The note of one run, held while it is open: nobody else reads or changes it meanwhile."""
+    """The note of one run; its file is locked while it is open."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -158,7 +164,9 @@ def run_file(folder: Path, url: str, identity: Identity) -> Iterator[RunFile]:
     """The note about `identity`'s run at the server `url`, and the right to change it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise SinkError(f"{folder} is somebody else's folder: set spark.local.dir to one of yours")
+        raise SinkError(
+            f"{folder} belongs to another user: set spark.local.dir to a folder of your own"
+        )
     named = hashlib.sha256("\0".join((url, identity.name, identity.run)).encode()).hexdigest()
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(folder / f"{named}.json", flags, 0o600)

@@ -3,10 +3,25 @@
 | `format` | a message is |
 |---|---|
 | `value` | the column `value`: text that is JSON on JSON streams, any bytes on others |
-| `json` | an object of all columns but `stream` (`sink_json.py` has the types) |
+| `json` | an object of all columns but `stream` |
 | `state` | a change of the State Protocol from `type`, `key`, `operation`, `value` ... |
 
-Whole columns are handled at a time. What cannot be done so is done by one C function for each row.
+Columns are encoded without a loop over the rows in Python. Each struct type of the schema becomes a
+msgspec struct whose fields are left out when they are null, so that encoding is two passes in C:
+columns to values, values to text. The types become:
+
+| Spark | JSON |
+|---|---|
+| boolean, string, integers | the same |
+| float, double | a number; NaN and infinities are null |
+| decimal | a number with all of its digits |
+| date | `"2026-01-31"` |
+| timestamp | `"2026-01-31T12:00:00Z"`, in UTC; timestamp_ntz without a zone |
+| binary | base64 |
+| array | array |
+| map | object; keys are text, numbers or dates |
+| struct | object; fields that are null are left out |
+| day-time interval | ISO 8601 duration |
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Chunks go up to staging, several at a time, under names that no other attempt has.
+"""Uploading the chunks of one task attempt to staging, several at a time.
 
-A task's attempt has a transaction of its own with a random name, and in it one part for each stream
-it writes to. Whatever happens to the attempt, no other one touches its parts: the driver commits
-those of the attempts that Spark calls the winners, and the others expire.
+Each attempt of a task has a transaction with a random name, and in it one part for each stream that
+it writes to. No other attempt touches these parts: the driver commits the parts of the attempts
+that Spark calls the winners, and the parts of the others expire.
 """
 
 from __future__ import annotations
@@ -123,4 +123,4 @@ def drop(connection: Connection, parts: Iterable[StagedPart]) -> None:
                 except ResponseError:
                     raise
                 except FencepostError:
-                    return  # nobody is there: the rest will not be dropped either
+                    return  # the server does not answer: the rest cannot be dropped either

@@ -1,4 +1,10 @@
-"""A batch read: its range is fixed and divided when it is planned, and read by the executors."""
+"""A batch read: the driver fixes and divides its range when it plans, and executors read the parts.
+
+A task costs Spark tens of milliseconds whatever it does, and a hundred tasks cost seconds, so a
+range becomes few, large tasks of even cost. The server splits by weight (payload plus 100 bytes a
+row). The driver asks it for a number of parts that it guesses from the positions, which are never
+fewer than the rows, and joins parts that turn out too small. Streaming reads plan in the same way.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +46,7 @@ class RangePartition(InputPartition):
 
 
 class Reader(DataSourceReader):
-    """A batch read whose filters Spark keeps to itself."""
+    """A batch read without filter pushdown: Spark alone applies the filters."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -64,7 +70,7 @@ class Reader(DataSourceReader):
     @rows_without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
-        # Spark makes a partition of its own out of an empty list.
+        # Spark replaces an empty list of partitions by a partition of its own.
         if not isinstance(partition, RangePartition):
             return iter(())
         asked = Range(partition.after, partition.until)
@@ -158,7 +164,7 @@ TASK_BYTES = 16 << 20
 """The weight that is worth a task: 80,000 messages of 100 bytes."""
 TASK_ROWS = TASK_BYTES // (2 * ROW_BYTES)
 PARTS_MAX = 64
-"""Tasks that a read is divided into when nobody asks for more."""
+"""Tasks of a read at most, unless `minPartitions` asks for more."""
 
 
 def parts_to_ask(positions: int, partitions_min: int) -> int:

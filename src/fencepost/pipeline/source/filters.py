@@ -1,7 +1,8 @@
-"""Filters that the server can use: on stream, position and timestamp. Pure.
+"""Filters of a query that the server can apply: on stream, position and timestamp.
 
-A filter narrows what is read; Spark checks every row again, so a narrowing has to keep every row
-that passes and may keep more. What is not understood here is left to Spark alone.
+A filter narrows what is read. Spark checks every row again, so a narrowing must keep every row that
+passes and may keep more. Filters that are not understood here are left to Spark alone. The
+functions are pure.
 """
 
 from __future__ import annotations

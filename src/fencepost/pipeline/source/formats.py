@@ -8,9 +8,9 @@
 | `events` | `name`, `meta`, `corrupt` | the event's data |
 
 The type of `value` is the option `schema`, or what `.schema(...)` gives it; STRING is the JSON
-text. `.schema(...)` may also leave columns out. A message that does not fit is malformed, whatever
-lies beside it: `mode` says whether it is kept in `corrupt` (permissive), dropped, or the end of the
-query (failfast).
+text. `.schema(...)` may also leave columns out. A message that does not fit the schema is
+malformed, whatever its neighbours are: `mode` says whether it is kept in `corrupt` (permissive),
+dropped, or fails the query (failfast).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _no_type(asked: str) -> str | None:
     """What stands where a type should in a schema, if it is not one.
 
     Only Spark's own parser knows the whole language, and it reads all columns at once: its error
-    would be about columns that nobody wrote.
+    would name columns that the user did not write.
     """
     text = _QUOTED_NAME.sub("quoted", _BESIDE_TYPES.sub("", asked))
     for piece in re.split("[<>,]", text):

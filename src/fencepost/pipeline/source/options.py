@@ -27,7 +27,7 @@ from fencepost.pipeline.source.formats import Shape, shape_of
 from fencepost.protocol.logs import BEFORE_ALL, POSITION_MAX, parse_instant_ms
 
 PARTITIONS_MAX = 256
-"""As many as a server plans at once (its `plan_parts_max`)."""
+"""The parts that a server plans at once (its `plan_parts_max`)."""
 EARLIEST = "earliest"
 LATEST = "latest"
 
@@ -89,7 +89,7 @@ def source_options(
         wait_seconds=options.seconds("waitMs", 1_000),
         shape=shape_of(options, schema),
     )
-    # Before it is missed what selects streams: it may be misspelt.
+    # Before a missing selection is reported: its option may be misspelt.
     options.refuse_others(_HINTS)
     found = replace(found, selection=selection_of(options))
     if streaming is not None:

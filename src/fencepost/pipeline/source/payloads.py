@@ -1,8 +1,12 @@
-"""JSON texts as typed columns, by Arrow's own parser: no Python object for each message.
+"""JSON messages as columns: values by their type, and what a format finds beside the value.
 
-A text either has the type or is malformed, by itself: the parser refuses a whole batch for one bad
-row, so a refused batch is halved until the bad rows are alone. What a row becomes thus never
-depends on its neighbours, and a clean batch is parsed at once.
+`typed` gives JSON texts a type with Arrow's parser, without a Python object for each message. The
+parser refuses a whole batch for one bad row, so a refused batch is halved until the bad rows are
+alone: what a row becomes never depends on its neighbours, and a clean batch is parsed at once.
+
+`opened` takes a message apart for its format: the key of a State change, the name of an event. It
+leaves the value as the bytes that were sent, for `typed`. It also checks messages of streams that
+are not JSON streams, because the server has not checked that those are JSON.
 """
 
 from __future__ import annotations

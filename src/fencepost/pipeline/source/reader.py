@@ -1,7 +1,7 @@
-"""What executors do: read a range of the log as Arrow, page by page, across server restarts.
+"""Reading a range of the log on an executor: as Arrow, page by page, across restarts of the server.
 
-Memory stays bounded whatever the range: a page is a few megabytes, and only one is fetched ahead
-while Spark takes the one before. The same range gives the same rows however often it is read.
+Memory stays bounded whatever the range: a page is a few megabytes, and one page is fetched ahead
+while Spark takes the one before it. The same range gives the same rows however often it is read.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _batches(page: ArrowPage) -> Iterator[pa.RecordBatch]:
 
 
 def skipped(selection: Selection, position: int) -> str:
-    """What is said of rows that are gone when the query goes on without them."""
+    """The warning that rows are gone and that the query goes on without them."""
     return (
         f"rows of {selection}, the newest at position {position}, left the server's log after its"
         " retention and are skipped (failOnDataLoss=false)"
@@ -115,7 +115,7 @@ def skipped(selection: Selection, position: int) -> str:
 
 
 def pruned_error(selection: Selection, position: int | None) -> DataLossError:
-    """Rows that the query has not read are gone."""
+    """The error that rows are gone which the query has not read."""
     return DataLossError(
         f"rows of {selection} that were not read yet, the newest at position {position}, left the"
         " server's log after its retention (log_retention_ms): their streams were deleted or"
@@ -124,7 +124,7 @@ def pruned_error(selection: Selection, position: int | None) -> DataLossError:
 
 
 def beyond_head_error(position: int, head: int | str) -> DataLossError:
-    """The query has read further than the server's log goes."""
+    """The error that the query has read further than the server's log goes."""
     return DataLossError(
         f"the query stands at position {position}, but the server's log ends at {head}: this is"
         " another server, or one that lost data (an old backup). Check the url; to read this server"

@@ -1,17 +1,18 @@
-"""A streaming read: one position is the whole offset, however many streams there are.
+"""A streaming read: one position of the log is the whole offset, however many streams there are.
 
-Spark asks on the driver, in a process that lives as long as the query: how far is there something
-(`latestOffset`), and how is it divided (`partitions`). An idle query waits inside `latestOffset`
-for the server to say that something came, for `waitMs` at most, instead of asking all the time.
+Spark asks on the driver, in a process that lives as long as the query, how far there is something
+to read (`latestOffset`) and how to divide it (`partitions`). While the query is idle,
+`latestOffset` waits for the server to report something new, for `waitMs` at most, instead of asking
+all the time.
 
 | offset | |
 |---|---|
 | `{"position": 17}` | everything up to position 17 has been read |
 | `{"start": "latest"}` | nothing yet: the first `latestOffset` finds the head |
-| `{"start": 1763300000000}` | nothing yet: begins at this time |
+| `{"start": 1763300000000}` | nothing yet: the query begins at this time |
 
 Spark does not store where its first batch began; it asks for the initial offset again after a
-restart. So what is found out at the start must not be the initial offset itself.
+restart. So the initial offset must not contain anything that is found out at the start.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 Offset = dict[str, Any]
 
 MOVE_SECONDS = 300.0
-"""How long the offset stands still while only others' messages come."""
+"""How long the offset stands still while only messages of other streams come."""
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"position": plan.until}
 
     def _is_time_to_move(self, positions: int) -> bool:
-        """Whether an empty batch is worth it: what a restart need not look through again."""
+        """Whether an empty batch is worth it: a restart then skips these positions."""
         idle_seconds = time.monotonic() - self._moved_seconds
         return self._target is None and positions > 0 and idle_seconds > MOVE_SECONDS
 
@@ -172,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to do: reading takes nothing away."""
 
     def stop(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for client in (self._client, self._waiting):
             if client is not None:
                 client.close()
@@ -242,7 +243,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return self._options.rows_max, self._options.bytes_max
 
     def _wait(self, after: int) -> None:
-        """Let time pass until something of the selection comes, or `waitMs` are over."""
+        """Wait until a message of the selection comes, or `waitMs` are over."""
         try:
             self._asking_once().log_arrow(
                 after=after,
@@ -252,7 +253,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 **self._options.selection.asked(),
             )
         except (ConnectionFailedError, ResponseError) as failure:
-            # No news in time, or a server that is away: the next plan finds out, and is patient.
+            # Nothing came in time, or the server is away: the next plan finds out, with retries.
             log.debug("waiting for news ended: %s", failure)
 
     def _asking(self) -> Client:

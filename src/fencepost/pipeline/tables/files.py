@@ -1,4 +1,8 @@
-"""What a table is made of, whatever its format: files, positions, and how a commit changes them."""
+"""What a table consists of, whatever its format: files, positions, and changes by a commit.
+
+A folder of tables has a definition, written once, and a `Book` that records which files each table
+consists of. `manifests.py` is the book of Parquet tables, `delta.py` that of Delta tables.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Book(Protocol):
-    """Where it is written down what the tables of a folder are; one for each format."""
+    """The record of which files the tables of a folder consist of; each format has one."""
 
     def load(self) -> Contents:
         """The tables as the newest commit left them."""
@@ -98,7 +102,7 @@ class Book(Protocol):
         ...
 
     def commit(self, before: Contents, changes: Mapping[str, TableChange], mark: Mark) -> Contents:
-        """Change tables on top of `before`; refused when somebody else has done so since."""
+        """Change tables on top of `before`; refused if another writer did so first."""
         ...
 
 
@@ -155,7 +159,7 @@ def defined(root: Path) -> dict[str, Any]:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file so that it is on the disk."""
+    """Write a file durably."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -163,7 +167,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Let a new name in a folder be on the disk."""
+    """Make a new name in a folder durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

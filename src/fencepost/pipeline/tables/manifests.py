@@ -2,9 +2,10 @@
 
 A manifest is a small JSON file with a number. It names every file of every table in its folder, and
 the position up to which they hold the log: data and checkpoint are one file, so they change
-together or not at all. Files are written first, then the manifest under a name of its own, which is
-then given its number if nobody has it yet. Readers go to the highest number and see only what it
-names; what a writer that was killed left behind is never read, and `vacuum` removes it.
+together or not at all. Files are written first, then the manifest under a temporary name. The
+manifest then gets its number, unless another manifest has it. Readers go to the highest number and
+see only what it names; what a writer that was killed left behind is never read, and `vacuum`
+removes it.
 
 The folder is one that driver and executors share: a disk of this machine, or a mounted one.
 """

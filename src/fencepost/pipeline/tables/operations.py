@@ -1,12 +1,10 @@
-"""Tables of streams, kept by Spark: `follow` for as long as it runs, `backfill` up to now.
+"""`backfill` brings tables up to now, `follow` keeps them up to date, `read` gives them to Spark.
 
-Two kinds. A **state** table holds the rows that a State stream has now, one table for each type. A
-**rows** table holds every message of any streams, one row each. Both are made a piece of the log at
-a time; with each piece the position that it ends at is committed in one step with the data, so that
-a run which was killed goes on where the last commit was, and `backfill` and `follow` may take turns
-on the same folder.
-
-`read` gives a table as a DataFrame; `vacuum` removes files that no version of it needs any more.
+There are two kinds of tables. A **state** table holds the rows that a State stream has now, one
+table for each type. A **rows** table holds every message of any streams, one row each. Both are
+made from the log piece by piece. The position at which a piece ends is committed in one step with
+its data, so a run that was killed continues at the last commit, and `backfill` and `follow` may
+take turns on the same folder. `vacuum` removes files that no version of a table needs any more.
 """
 
 from __future__ import annotations

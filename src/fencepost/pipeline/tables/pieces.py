@@ -1,8 +1,12 @@
-"""Bringing tables forward by one piece of the log: what is read, written and committed.
+"""Adding one piece of the log to the tables of a folder: what is read, written and committed.
 
-`Applying` is what `tables.follow` and `tables.backfill` share. It is given a piece as a DataFrame
-with the source's columns and a mark that says how far it goes. Rows at or below the position that a
-table has already are passed over, so that a piece may be applied again, whole or in part.
+`tables.follow` and `tables.backfill` share `Applying`. It gets a piece as a DataFrame with the
+columns of the source, and a mark that says where the piece ends. It passes over rows at or below
+the position that a table has reached, so a piece may be applied again, whole or in part.
+
+Executors write the rows to new Parquet files; the driver only reads the footers of the files, to
+say in the commit how many rows there are. New files go to a folder that no other attempt has. Files
+that no commit names are never read.
 """
 
 from __future__ import annotations

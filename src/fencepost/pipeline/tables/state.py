@@ -1,9 +1,17 @@
-"""Current-state tables: the rules of `tables_folding` as functions from DataFrames to DataFrames.
+"""What the messages of State streams do to the rows of current-state tables.
 
-A piece of the log goes through three steps. `parsed` reads each message as the client would.
-`stream_bounds` brings the bounds of every stream in the piece forward. `merged` puts the changes of
-one type over the rows that its table has, and leaves out what the bounds exclude. None of them
-looks at how the piece was cut, so that many small pieces and one large one give the same rows.
+A row is the newest change of its stream and key. Two events remove rows without naming them: the
+stream is deleted and created again, or a control message clears it (a reset, or the end of a
+snapshot). Both are kept for each stream as two bounds, so that a table that is made piece by piece
+equals one that is made at once:
+
+    a row stays while its position is at least `since` and its offset is at least `floor`.
+
+Bounds only rise. A reset to a place before an earlier reset therefore brings nothing back.
+
+`advance`, `is_kept` and `parse` are these rules as pure functions. The functions over DataFrames
+carry them out: `parsed` reads the messages of a piece, `stream_bounds` moves the bounds of its
+streams, and `merged` puts the changes of one type over the rows of its table.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (its usual name)
 from pyspark.sql.types import StringType, StructField, StructType
 
 from fencepost.client import state
@@ -105,7 +113,7 @@ def _advanced(row: dict[str, object]) -> dict[str, object]:
     assert isinstance(found, list)
     events = [Event(one["position"], one["offset"], one["control"], one["target"]) for one in found]
     now = advance(known, events, str(row["newest"]))
-    # A stream that was not known has no rows yet that anything could take away.
+    # A stream that was not known has no rows yet that could be removed.
     risen = row["since"] is not None and (now.since, now.floor) != (known.since, known.floor)
     return {"stream": row["stream"], **now._asdict(), "cleared": risen}
 
@@ -251,7 +259,7 @@ INVALID = Parsed("invalid")
 
 
 class _Change(msgspec.Struct, frozen=True):
-    """A change as the client has it, but for the value, which nobody here looks into."""
+    """A change as in the client, but with its value left as JSON text."""
 
     type: state.Name
     key: state.Name
