@@ -1,8 +1,8 @@
-"""The embedded store: decide against the ledger, commit as a group, answer.
+"""The embedded store: streams in one SQLite file, used by one server.
 
-This module is the order of things and little else. The rules are in `protocol`, the state in
-`ledger`, the waiting in `store.commit`, the reading in `reading`; upkeep (expiry, purge,
-checkpoints) is in `upkeep`.
+A request is decided against the ledger, joins the open group, and is answered when the group is on
+disk. This module puts the parts together: the rules are in `protocol`, the state in `write/ledger`,
+the commits in `write/group_commit`, reading in `read/chunks`, background jobs in `maintain`.
 """
 
 from __future__ import annotations
@@ -16,41 +16,25 @@ from typing import Any, TypeVar
 import apsw
 
 from fencepost.clock import Clock
-from fencepost.protocol.appends import (
-    Append,
-    AppendOutcome,
-)
-from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
-from fencepost.protocol.creates import (
-    Create,
-    CreateOutcome,
-)
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.retention import Cut, Uncut
 from fencepost.protocol.writers import (
     Writer,
-    WriterForgetOutcome,
     WriterMissing,
-    WriterOpen,
-    WriterOpenOutcome,
 )
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
-    Deleted,
     Failed,
     Failure,
     Missing,
     Published,
     SoftDeleted,
-    StageOutcome,
     StreamInfo,
     Truncated,
-    Upload,
     Watcher,
 )
 from fencepost.store.database import Row
-from fencepost.store.large.commits import LargeCommit, LargeCommits, is_large
+from fencepost.store.large.commits import LargeCommit, LargeCommits
 from fencepost.store.large.recovery import redo, tell_redone
 from fencepost.store.read import chunks as reading
 from fencepost.store.read.chunks import own_segments
@@ -69,6 +53,7 @@ from fencepost.store.sqlite.connection import (
 )
 from fencepost.store.sqlite.migrate import migrate
 from fencepost.store.write.decider import Decider
+from fencepost.store.write.front import Touched, WriteFront
 from fencepost.store.write.group_commit import GroupCommit
 from fencepost.store.write.ledger import LedgerGroup
 from fencepost.store.write.writers import find_committed
@@ -83,8 +68,8 @@ class StoreBrokenError(Exception):
     """The disk failed: what is on it must be looked at before anything is served again."""
 
 
-class SqliteStore:
-    """Streams in one SQLite file. Make it with `open`, on the event loop that will use it."""
+class SqliteStore(WriteFront):
+    """Streams in one SQLite file. Make it on the event loop that will use it."""
 
     def __init__(self, settings: SqliteSettings, clock: Clock) -> None:
         self.settings = settings
@@ -97,13 +82,12 @@ class SqliteStore:
         self.readers = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.reader_threads
         )
-        self.decider = Decider(self._lookups, settings, clock.now_ms)
-        self.ledger = self.decider.ledger
+        decider = Decider(self._lookups, settings, clock.now_ms)
+        large = LargeCommits(decider.holds, partial(LargeCommit, self))
+        super().__init__(settings, decider, large)
+        self.ledger = decider.ledger
         self.keys = self.ledger.filter_keys()
-        self._holds = self.decider.holds
-        self._held = self._holds.all
         self._closing = False
-        self._large = LargeCommits(self._holds, partial(LargeCommit, self))
         self._listeners: list[Listener] = []
         self.wal_pages = self._folded_pages = 0
         self.wal_grown = asyncio.Event()
@@ -117,7 +101,7 @@ class SqliteStore:
             loop_commit_us_max=settings.loop_commit_us_max,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Resolved with the error when the disk fails: whoever runs the store must stop."""
+        """Resolved with the error when the disk fails: the server must stop then."""
 
     def _open(self) -> SqliteConnection:
         """The writer's connection, the file's schema brought up to date and its log folded in."""
@@ -164,110 +148,37 @@ class SqliteStore:
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Let `watcher` change its own state in the commits that make and end streams."""
-        self.decider.watchers.append(watcher)
-
     def lookup(self, query: str, values: tuple[object, ...] = ()) -> list[Row]:
         """All committed rows of a small query, read on the event loop."""
         return self._lookups.fetch(query, values)
 
-    # Writing
+    # Writing: what `WriteFront` leaves to the store
 
-    def append(
+    def _decide(
         self,
-        request: Append,
-        done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
+        work: Callable[[Decider], Any],
+        done: Callable[[Any], None],
+        _touched: Touched,
+        _size: int = 0,
     ) -> None:
-        if self._held and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
-            return
-        if self._takes(done):
-            self.commits.after(done, self.decider.append(request))
+        if self._accepts(done):
+            self.commits.after(done, work(self.decider))
 
-    def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
-        if not self._takes(done):
-            return
-        if is_large(request, self.settings.commit_slice_appends):
-            self._large.add(request, done)
-        elif not self._held or not self._holds.keeps_commit(
-            request, lambda: self.commit(request, done)
-        ):
-            self.commits.after(done, self.decider.commit(request))
+    def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
+        return self._accepts(done)
 
-    def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
-        if self._held and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
-            return
-        if self._takes(done):
-            self.commits.after(done, self.decider.stage(upload))
-
-    def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
-        if self._held and self._holds.keeps_part(part, lambda: self.unstage(part, done)):
-            return
-        if self._takes(done):
-            self.commits.after(done, self.decider.unstage(part))
-
-    def open_writer(
-        self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
-    ) -> None:
-        holds = self._holds
-        if self._held and holds.keeps_writer(request.name, lambda: self.open_writer(request, done)):
-            return
-        if self._takes(done):
-            self.commits.after(done, self.decider.open_writer(request))
-
-    def forget_writer(
-        self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
-    ) -> None:
-        holds = self._holds
-        if self._held and holds.keeps_writer(name, lambda: self.forget_writer(name, owner, done)):
-            return
-        if self._takes(done):
-            self.commits.after(done, self.decider.forget_writer(name, owner))
+    def _accepts(self, done: Callable[[Failure], None]) -> bool:
+        """Whether anything may be decided; if not, `done` is told that nothing is."""
+        if self._closing or self.failure.done():
+            done(Failed(full=False))
+            return False
+        return True
 
     async def find_writer(self, name: str) -> Writer | WriterMissing | Failure:
         failure = await self.durable()
         if failure is not None:
             return failure
         return find_committed(self._lookups, name) or WriterMissing()
-
-    def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
-        for path in self._paths_of(request) if self._held else ():
-            if self._holds.keeps_path(path, lambda: self.create(request, done)):
-                return
-        if self._takes(done):
-            self.commits.after(done, self.decider.create(request))
-
-    @staticmethod
-    def _paths_of(request: Create) -> tuple[str, ...]:
-        source = request.fork_from
-        return (request.path,) if source is None else (request.path, source.path)
-
-    def delete(
-        self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
-    ) -> None:
-        if self._held and self._holds.keeps_path(path, lambda: self.delete(path, done)):
-            return
-        if self._takes(done):
-            self.commits.after(done, self.decider.delete(path))
-
-    def truncate(
-        self,
-        path: str,
-        before: Offset | None,
-        done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
-    ) -> None:
-        holds = self._holds
-        if self._held and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
-            return
-        if self._takes(done):
-            self.commits.after(done, self.decider.truncate(path, before))
-
-    def _takes(self, done: Callable[[Failure], None]) -> bool:
-        """Whether anything may be decided; else `done` is told that nothing is."""
-        if self._closing or self.failure.done():
-            done(Failed(full=False))
-            return False
-        return True
 
     def tick(self) -> int:
         """The time of a decision about to be made."""

@@ -1,0 +1,159 @@
+"""The write methods of a store: hold a request back, or have it decided.
+
+While a large commit is under way it holds the streams, staged parts and the writer that it names. A
+request that touches one of them waits here until the commit is over; every other request is decided
+at once. Both stores inherit these methods; each brings its own way to decide (`_decide`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fencepost.protocol.appends import Append, AppendOutcome
+from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
+from fencepost.protocol.creates import Create, CreateOutcome
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.retention import Cut, Uncut
+from fencepost.protocol.writers import WriterForgetOutcome, WriterOpen, WriterOpenOutcome
+from fencepost.store.contract import (
+    BadOffset,
+    Deleted,
+    Failure,
+    Missing,
+    SoftDeleted,
+    StageOutcome,
+    Upload,
+    Watcher,
+)
+from fencepost.store.large.commits import LargeCommits, is_large
+from fencepost.store.settings import StoreSettings
+from fencepost.store.write.decider import Decider
+
+
+class Paths(NamedTuple):
+    """The streams that a request touches."""
+
+    paths: tuple[str, ...]
+
+
+class WriterName(NamedTuple):
+    """The writer that a request touches."""
+
+    name: str
+
+
+Touched = Append | Commit | Upload | Part | Paths | WriterName
+"""What a request is about: its streams, staged parts, keys or writer."""
+
+
+class WriteFront(ABC):
+    """Takes the write requests of one store."""
+
+    def __init__(self, settings: StoreSettings, decider: Decider, large: LargeCommits) -> None:
+        self._slice_appends = settings.commit_slice_appends
+        self.decider = decider
+        self._large = large
+        self._holds = decider.holds
+        self._held = decider.holds.all
+
+    @abstractmethod
+    def _decide(
+        self,
+        work: Callable[[Decider], Any],
+        done: Callable[[Any], None],
+        touched: Touched,
+        size: int = 0,
+        /,
+    ) -> None:
+        """Have `work` decide a request, and call `done` with its outcome once that is durable.
+
+        `size` is how many bytes of messages the request brings.
+        """
+
+    @abstractmethod
+    def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
+        """Whether a large commit may begin; if not, `done` has been told so."""
+
+    def _reshaping(self, _path: str, done: Callable[[Any], None], /) -> Callable[[Any], None]:
+        """The stream at a path is about to be made or ended; what to call instead of `done`."""
+        return done
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let `watcher` change its own state in the commits that make and end streams."""
+        self.decider.watchers.append(watcher)
+
+    def append(
+        self,
+        request: Append,
+        done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
+    ) -> None:
+        if self._held and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
+            return
+        size = 0 if request.batch is None else request.batch.size
+        self._decide(lambda decider: decider.append(request), done, request, size)
+
+    def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
+        if is_large(request, self._slice_appends):
+            if self._accepts_large(done):
+                self._large.add(request, done)
+            return
+        if self._held and self._holds.keeps_commit(request, lambda: self.commit(request, done)):
+            return
+        self._decide(lambda decider: decider.commit(request), done, request)
+
+    def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
+        if self._held and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
+            return
+        self._decide(lambda decider: decider.stage(upload), done, upload, upload.batch.size)
+
+    def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
+        if self._held and self._holds.keeps_part(part, lambda: self.unstage(part, done)):
+            return
+        self._decide(lambda decider: decider.unstage(part), done, part)
+
+    def open_writer(
+        self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
+    ) -> None:
+        name = request.name
+        if self._held and self._holds.keeps_writer(name, lambda: self.open_writer(request, done)):
+            return
+        self._decide(lambda decider: decider.open_writer(request), done, WriterName(name))
+
+    def forget_writer(
+        self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
+    ) -> None:
+        holds = self._holds
+        if self._held and holds.keeps_writer(name, lambda: self.forget_writer(name, owner, done)):
+            return
+        self._decide(lambda decider: decider.forget_writer(name, owner), done, WriterName(name))
+
+    def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
+        source = request.fork_from
+        paths = (request.path,) if source is None else (request.path, source.path)
+        for path in paths if self._held else ():
+            if self._holds.keeps_path(path, lambda: self.create(request, done)):
+                return
+        size = 0 if request.batch is None else request.batch.size
+        told = self._reshaping(request.path, done)
+        self._decide(lambda decider: decider.create(request), told, Paths(paths), size)
+
+    def delete(
+        self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
+    ) -> None:
+        if self._held and self._holds.keeps_path(path, lambda: self.delete(path, done)):
+            return
+        told = self._reshaping(path, done)
+        self._decide(lambda decider: decider.delete(path), told, Paths((path,)))
+
+    def truncate(
+        self,
+        path: str,
+        before: Offset | None,
+        done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
+    ) -> None:
+        holds = self._holds
+        if self._held and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
+            return
+        self._decide(lambda decider: decider.truncate(path, before), done, Paths((path,)))
