@@ -1,9 +1,11 @@
 """Fixtures that every floor of the tests may ask for."""
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from tests.engines import SQLITE, serving_on
@@ -43,6 +45,29 @@ def server_process(
     """
     with serving_on(engine, tmp_path_factory.mktemp("data"), "--long-poll-ms", "500") as server:
         yield server
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest) -> str:
+    """A path for a stream that no other test of the module uses."""
+    return request.node.name.replace("[", "-").removesuffix("]")  # type: ignore[no-any-return]
+
+
+ON_BOTH_LOOPS = (
+    "integration/test_client_*",
+    "integration/test_coordination_*",
+    "integration/test_state.py",
+    "faults/test_client_*",
+)
+"""Modules of async client tests: users run the client on asyncio's own loop and on uvloop."""
+LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:
+    """The event loops that an async test runs on, each in a test of its own."""
+    if any(item.path.match(pattern) for pattern in ON_BOTH_LOOPS):
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

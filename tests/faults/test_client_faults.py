@@ -117,18 +117,18 @@ def test_a_sync_producer_through_a_bad_network_stores_each_message_once_in_order
 
 
 async def test_an_async_producer_through_a_bad_network_stores_each_message_once_in_order(
-    server_process: ServerProcess, seed: int
+    server_process: ServerProcess, seed: int, path: str
 ) -> None:
     async with Proxy("127.0.0.1", server_process.port, EVERYTHING, seed=seed) as proxy:
         async with fencepost.connect_async(proxy.url, timeouts=QUICK, retries=BRISK) as client:
-            stream = await client.create("faults/async")
+            stream = await client.create(path)
             async with stream.producer("p", batch_bytes_max=1_000) as producer:
                 for number in range(MESSAGES):
                     _ = await producer.append({"n": number})
         assert proxy.cuts > 3
 
     async with fencepost.connect_async(server_process.url) as client:
-        stored = [message["n"] async for message in client.stream("faults/async").read()]
+        stored = [message["n"] async for message in client.stream(path).read()]
         assert stored == list(range(MESSAGES))
 
 
@@ -185,7 +185,7 @@ def test_a_producer_that_crashes_and_restarts_loses_nothing_to_its_predecessor(
 
 
 async def test_a_follower_sees_each_message_once_through_a_bad_network(
-    server_process: ServerProcess, seed: int
+    server_process: ServerProcess, seed: int, path: str
 ) -> None:
     total = max(300, MESSAGES // 20)
     trouble = Trouble(cut_answers=1.0, within_bytes=40_000, refuse=0.2, delay_seconds=0.001)
@@ -194,7 +194,7 @@ async def test_a_follower_sees_each_message_once_through_a_bad_network(
         fencepost.connect_async(proxy.url, timeouts=QUICK, retries=BRISK) as far,
         fencepost.connect_async(server_process.url) as near,
     ):
-        stream = await near.create("faults/followed")
+        stream = await near.create(path)
 
         async def write() -> None:
             async with stream.producer("p", batch_bytes_max=200) as producer:
@@ -204,10 +204,8 @@ async def test_a_follower_sees_each_message_once_through_a_bad_network(
 
         async with asyncio.TaskGroup() as both:
             both.create_task(write())
-            by_events = both.create_task(_collect(far.stream("faults/followed").follow()))
-            by_polls = both.create_task(
-                _collect(far.stream("faults/followed").follow(live="long-poll"))
-            )
+            by_events = both.create_task(_collect(far.stream(path).follow()))
+            by_polls = both.create_task(_collect(far.stream(path).follow(live="long-poll")))
 
     assert by_events.result() == list(range(total))
     assert by_polls.result() == list(range(total))
@@ -226,14 +224,14 @@ async def distance(server_process: ServerProcess) -> AsyncIterator[Proxy]:
 
 
 async def test_five_in_flight_hide_a_distance_that_one_does_not(
-    distance: Proxy, record_property: Callable[[str, object], None]
+    distance: Proxy, path: str, record_property: Callable[[str, object], None]
 ) -> None:
     """The factor is reported, not asserted: a busy machine must not fail a test."""
     seconds: dict[int, float] = {}
     loop = asyncio.get_running_loop()
     async with fencepost.connect_async(distance.url) as client:
         for in_flight in (1, 5):
-            stream = await client.create(f"faults/distance-{in_flight}")
+            stream = await client.create(f"{path}/{in_flight}")
             began = loop.time()
             async with stream.producer("p", max_in_flight=in_flight, batch_bytes_max=1) as producer:
                 for number in range(100):

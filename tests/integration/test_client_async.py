@@ -42,13 +42,13 @@ async def test_a_stream_lives_its_life(client: AsyncClient, orders: AsyncStream)
         await fork.head()
 
 
-async def test_commits_staging_and_the_log(client: AsyncClient, orders: AsyncStream) -> None:
+async def test_commits_staging_and_the_log(
+    client: AsyncClient, orders: AsyncStream, path: str
+) -> None:
     before = await client.log_head()
-    staged = await client.stage("async-txn", "0", [1, 2])
+    staged = await client.stage(path, "0", [1, 2])
     assert staged.messages == 2
-    done = await client.commit(
-        [fencepost.CommitAppend(stream=orders.path, parts=[("async-txn", "0")])]
-    )
+    done = await client.commit([fencepost.CommitAppend(stream=orders.path, parts=[(path, "0")])])
     assert not done.duplicate
 
     entries = [entry async for entry in client.log(after=before, streams=[orders.path])]

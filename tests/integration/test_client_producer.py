@@ -43,9 +43,9 @@ def test_the_first_screen_of_the_documentation_works(server_process: ServerProce
         assert [m["order"] for m in orders.read()] == list(range(100_000))
 
 
-async def test_its_async_twin_works_as_well(server_process: ServerProcess) -> None:
+async def test_its_async_twin_works_as_well(server_process: ServerProcess, path: str) -> None:
     async with fencepost.connect_async(server_process.url) as client:
-        orders = await client.create("orders-async")
+        orders = await client.create(path)
         async with orders.producer("checkout-1") as producer:
             for n in range(20_000):
                 _ = await producer.append({"order": n})
@@ -242,10 +242,10 @@ async def test_an_async_producer_that_is_cancelled_leaves_nothing_open(
 
 
 async def test_async_handles_can_be_awaited_and_errors_surface_once(
-    server_process: ServerProcess,
+    server_process: ServerProcess, path: str
 ) -> None:
     async with fencepost.connect_async(server_process.url) as client:
-        stream = await client.create("producer/async-errors")
+        stream = await client.create(path)
         producer = stream.producer("p")
         first = await producer.append(1)
         assert (await first).seq == 0
@@ -258,14 +258,16 @@ async def test_async_handles_can_be_awaited_and_errors_surface_once(
         await producer.close()
 
 
-async def test_everything_works_over_tls(server_process: ServerProcess, tmp_path: Path) -> None:
+async def test_everything_works_over_tls(
+    server_process: ServerProcess, tmp_path: Path, path: str
+) -> None:
     here, there = _certificates(tmp_path)
     async with Proxy("127.0.0.1", server_process.port, ssl=there) as proxy:
         url = proxy.url.replace("http:", "https:")
 
         def sync() -> list[int]:
             with fencepost.connect(url, ssl=here) as client:
-                stream = client.create("tls/sync")
+                stream = client.create(f"{path}/sync")
                 with stream.producer("p") as producer:
                     for number in range(5_000):
                         producer.append({"n": number, "pad": "x" * 500})
@@ -273,7 +275,7 @@ async def test_everything_works_over_tls(server_process: ServerProcess, tmp_path
 
         assert await asyncio.to_thread(sync) == list(range(5_000))
         async with fencepost.connect_async(url, ssl=here) as client:
-            stream = await client.create("tls/async")
+            stream = await client.create(f"{path}/async")
             async with stream.producer("p") as producer:
                 for number in range(5_000):
                     _ = await producer.append(number)
@@ -282,6 +284,56 @@ async def test_everything_works_over_tls(server_process: ServerProcess, tmp_path
         async with fencepost.connect_async(url, retries=retries) as suspicious:
             with pytest.raises(fencepost.ConnectionFailedError, match="certificate"):
                 await suspicious.create("tls/unknown")
+
+
+async def test_a_token_function_that_raises_ends_the_async_producer_with_it(
+    server_process: ServerProcess, path: str
+) -> None:
+    def token() -> str:
+        raise KeyError("no secret")
+
+    async with fencepost.connect_async(server_process.url, token=token) as client:
+        producer = client.stream(path).producer("p")
+        delivery = await producer.append(1)
+        with pytest.raises(fencepost.ProducerFailedError) as failed:
+            await asyncio.wait_for(producer.flush(), 30)
+
+        assert isinstance(failed.value.cause, KeyError)
+        assert isinstance(delivery.error, fencepost.ProducerFailedError)
+        await producer.close()
+
+
+async def test_a_token_function_that_never_returns_does_not_outlive_the_deadline(
+    server_process: ServerProcess, path: str
+) -> None:
+    async def token() -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async with fencepost.connect_async(server_process.url, token=token) as client:
+        producer = client.stream(path).producer("p", delivery_seconds_max=0.2)
+        _ = await producer.append(1)
+        with pytest.raises(fencepost.ProducerFailedError):
+            await asyncio.wait_for(producer.flush(), 30)
+        await producer.close()
+
+
+async def test_an_unexpected_exception_while_an_answer_is_read_ends_the_async_producer(
+    server_process: ServerProcess, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_arguments: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async with fencepost.connect_async(server_process.url) as client:
+        stream = await client.create(path)
+        producer = stream.producer("p")
+        monkeypatch.setattr(producer._machine, "answered", broken)
+        _ = await producer.append(1)
+        with pytest.raises(fencepost.ProducerFailedError) as failed:
+            await asyncio.wait_for(producer.flush(), 30)
+
+        assert isinstance(failed.value.cause, ZeroDivisionError)
+        await producer.close()
 
 
 def _certificates(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:

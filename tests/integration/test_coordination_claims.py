@@ -292,9 +292,11 @@ def test_a_claim_whose_answer_was_lost_is_still_ours(
     ]
 
 
-async def test_heartbeats_beside_the_work_do_not_disturb_it(server_process: ServerProcess) -> None:
+async def test_heartbeats_beside_the_work_do_not_disturb_it(
+    server_process: ServerProcess, path: str
+) -> None:
     async with fencepost.connect_async(server_process.url) as client:
-        jobs = await client.create("jobs/beside")
+        jobs = await client.create(path)
         claims = AsyncTaskClaims(jobs, "ada")
         claim = await claims.claim("build")
         assert claim is not None

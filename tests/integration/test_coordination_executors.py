@@ -209,10 +209,12 @@ def test_both_streams_are_of_one_client(
         ToolExecutor(session, other.stream(claims.path), "ada", double)
 
 
-async def test_the_async_twin_takes_async_handlers(server_process: ServerProcess) -> None:
+async def test_the_async_twin_takes_async_handlers(
+    server_process: ServerProcess, path: str
+) -> None:
     async with fencepost.connect_async(server_process.url) as client:
-        session = await client.create("sessions/async")
-        claims = await client.create("sessions/async/claims")
+        session = await client.create(path)
+        claims = await client.create(f"{path}/claims")
 
         async def handler(one: ToolCall) -> Any:
             await ada.heartbeat(one)

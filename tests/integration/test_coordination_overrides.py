@@ -171,9 +171,9 @@ def test_overrides_are_in_the_audit_stream(tmp_path: Path) -> None:
     assert [event["new_epoch"] for event in events] == [1, 1, 2, 3]
 
 
-async def test_the_async_twin_does_the_same(server_process: ServerProcess) -> None:
+async def test_the_async_twin_does_the_same(server_process: ServerProcess, path: str) -> None:
     async with fencepost.connect_async(server_process.url) as client:
-        root = AsyncOverrides(await client.create("overrides/async"), "root")
+        root = AsyncOverrides(await client.create(path), "root")
 
         assert (await root.correct("doc", "a", {"n": 1}, reason="new")).value == {"n": 1}
         assert (await root.restart_versions("doc", "a", reason="again")).epoch == 1

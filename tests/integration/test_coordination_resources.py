@@ -284,9 +284,9 @@ def test_changes_of_others_are_followed(
     assert [(one.version, one.value) for one in seen] == [(1, Counter(2)), (2, None)]
 
 
-async def test_the_async_twin_does_the_same(server_process: ServerProcess) -> None:
+async def test_the_async_twin_does_the_same(server_process: ServerProcess, path: str) -> None:
     async with fencepost.connect_async(server_process.url) as client:
-        stream = await client.create("resources/async")
+        stream = await client.create(path)
         ours, theirs = (AsyncResources(stream, "counter", Counter) for _one in range(2))
         await ours.update("visits", more)
         await theirs.update("visits", more)

@@ -123,9 +123,9 @@ def test_what_is_no_message_is_counted_or_raised(people: Stream) -> None:
         Materialized(people, strict=True).refresh()
 
 
-async def test_the_async_twin_follows_live(server_process: ServerProcess) -> None:
+async def test_the_async_twin_follows_live(server_process: ServerProcess, path: str) -> None:
     async with fencepost.connect_async(server_process.url) as client:
-        numbers = await client.create("state/async")
+        numbers = await client.create(path)
         await numbers.append(state.insert("n", "1", 1))
         view = await AsyncMaterialized(numbers).refresh()
         assert view.get("n", "1") == 1

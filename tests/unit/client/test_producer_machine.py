@@ -313,3 +313,12 @@ def test_a_closed_producer_takes_nothing_more() -> None:
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"max_in_flight|linger"):
         ProducerSettings(**bad)  # type: ignore[arg-type]
+
+
+def test_an_answer_that_no_request_waits_for_drops_the_connection() -> None:
+    session = opened()
+
+    session.machine.answered(Response(408, {}), now=1.0)
+
+    assert session.machine.drop
+    assert session.machine.failure is None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.errors import (
@@ -159,6 +160,8 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
                 link.write(*self._session.render(batch))
         elif self._connecting is None and machine.wants_connection(now):
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        if self._connecting is not None and machine.failure is not None:
+            self._connecting.cancel()
         self._report()
         self._set_timer(now)
 
@@ -172,14 +175,31 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        at = None if self._connecting is not None else self._machine.wake_at()
+        machine = self._machine
+        # While a connection is being made only the deadline counts: there is nothing to send on.
+        at = machine.wake_at() if self._connecting is None else machine.gives_up_at()
         if at is not None:
             # Past times are met by an event that is on its way; asking again at once would spin.
             delay = max(at - now, POLL_SECONDS)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._step)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._guarded, self._step)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Call what the event loop asks for; an unexpected exception ends the producer with it.
+
+        The loop would only log it, and a program that waits for `flush` would wait for ever.
+        """
+        try:
+            act()
+        except Exception as error:
+            self._machine.abandon(error)
+            if self._link is not None:
+                self._link.abort()
+                self._link = None
+            self._report()
 
     async def _connect(self) -> None:
         address, timeouts = self._driver.settings.address, self._driver.settings.timeouts
+        link: _AsyncLink | None = None
         try:
             await self._driver.run(self._session.dress())
             async with asyncio.timeout(timeouts.connect):
@@ -194,13 +214,16 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
                 ConnectionFailedError(f"cannot connect to {address.host}: {error}"),
                 self._session.now(),
             )
-        except FencepostError as error:
+        except Exception as error:  # a token function of the user's may raise anything
             self._machine.abandon(error)
-        else:
+        finally:
+            self._connecting = None
+        if link is not None and self._machine.failure is None:
             self._link = link
             self._machine.connected(self._session.now())
-        self._connecting = None
-        self._step()
+        elif link is not None:
+            link.abort()
+        self._guarded(self._step)
 
     def _answered(self, link: _AsyncLink) -> None:
         done, link.parser.done = link.parser.done, []
@@ -218,7 +241,7 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
 
     def _lose(self, failure: Exception) -> None:
         if self._link is not None:
-            self._link.transport.abort()
+            self._link.abort()
             self._link = None
         self._machine.lost(failure, self._session.now())
 
@@ -231,7 +254,7 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
                 await self._connecting
         if self._link is not None:
             link, self._link = self._link, None
-            link.transport.close()
+            link.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await link.gone.wait()
@@ -240,24 +263,37 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
 class _AsyncLink(asyncio.Protocol):
     """One pipelined connection on asyncio."""
 
-    transport: asyncio.Transport
-
     def __init__(self, producer: AsyncIdempotentProducer, address: Address) -> None:
         self._producer = producer
         self._address = address
         self.parser = ResponseParser()
         self.full = False
         self.gone = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=1 << 20)
+        # The transports of other loops (uvloop's) have its methods, but are not of its class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1 << 20)
 
     def write(self, head: bytes, body: bytes) -> None:
-        self.transport.writelines((head, body))
+        assert self._transport is not None
+        self._transport.writelines((head, body))
+
+    def abort(self) -> None:
+        """Close the connection, and drop what was not sent yet."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection once everything was sent."""
+        if self._transport is not None:
+            self._transport.close()
 
     def data_received(self, data: bytes) -> None:
+        self._producer._guarded(lambda: self._take(data))
+
+    def _take(self, data: bytes) -> None:
         try:
             self.parser.feed(data)
         except ProtocolError as error:
@@ -271,9 +307,9 @@ class _AsyncLink(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.full = False
-        self._producer._step()
+        self._producer._guarded(self._producer._step)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone.set()
-        reason = exc or "the server closed the connection"
-        self._producer._broken(self, ConnectionFailedError(str(reason), sent=True))
+        failure = ConnectionFailedError(str(exc or "the server closed the connection"), sent=True)
+        self._producer._guarded(lambda: self._producer._broken(self, failure))

@@ -269,6 +269,10 @@ class Machine(Generic[B]):
 
     def answered(self, response: Response, now: float) -> None:
         """The oldest request on the connection was answered."""
+        if not self._wire:
+            # Some proxies send 408 on an idle connection before they close it.
+            self.drop = self._connected
+            return
         batch = self._wire.popleft()
         self._progress = now
         if self.failure is not None:
@@ -289,7 +293,7 @@ class Machine(Generic[B]):
         """Time has passed."""
         if self._wire and now - self._progress >= self._settings.answer_seconds_max:
             self.drop = True
-        gives_up = self._gives_up_at()
+        gives_up = self.gives_up_at()
         if gives_up is not None and now >= gives_up:
             last = self._last_failure or ConnectionFailedError("the server did not answer in time")
             self._doom(last)
@@ -344,7 +348,7 @@ class Machine(Generic[B]):
         times: list[float] = []
         if self._wire:
             times.append(self._progress + self._settings.answer_seconds_max)
-        gives_up = self._gives_up_at()
+        gives_up = self.gives_up_at()
         if gives_up is not None:
             times.append(gives_up)
             if not self._wire and (self._unsettled or self._sealed):
@@ -577,8 +581,11 @@ class Machine(Generic[B]):
         self._failures += 1
         self._not_before = max(self._not_before, now + delay)
 
-    def _gives_up_at(self) -> float | None:
-        """A long queue is no reason to give up while it is getting shorter."""
+    def gives_up_at(self) -> float | None:
+        """When the producer gives up unless something is acknowledged before; None: nothing waits.
+
+        A long queue is no reason to give up while it is getting shorter.
+        """
         if self._unsettled:
             oldest = self._unsettled[0]
         elif self._sealed:
