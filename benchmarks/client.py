@@ -185,7 +185,7 @@ def _libraries() -> dict[str, Callable[[str, int], float]]:
 
 
 ASKED = "/v1/stream/bench/asked"
-"""Everybody sends the same request, a HEAD of this stream, after the same warm-up."""
+"""All clients send the same request, a HEAD of this stream, after the same warm-up."""
 WARM_UP = 50
 
 

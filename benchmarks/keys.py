@@ -33,7 +33,7 @@ def _plain(first: int, count: int) -> Iterator[bytes]:
 
 
 def _ignored(first: int, count: int) -> Iterator[bytes]:
-    """A header that nobody reads, as long as a key: what the bytes alone cost."""
+    """A header that the server does not read, as long as a key: what the bytes alone cost."""
     return (post(b"Idempotency-Nay: key-%08d\r\n" % n) for n in range(first, first + count))
 
 

@@ -157,7 +157,7 @@ def _appends(
 
 
 def _silent(_doing: str, _done: int, _total: int) -> None:
-    """Nobody looks."""
+    """No request is checked."""
 
 
 def _cell(metrics: dict[str, Any]) -> str:

@@ -108,7 +108,7 @@ def _measure(
         "rate": got["rate"],
         "per_turn": appends / (turns_after - turns),
         "server_us": us * sum(t - servers.get(pid, 0.0) for pid, t in servers_after.items()),
-        # Each process has one session that writes its turns: nobody else does more.
+        # Each process has one session that writes its turns: no other session does more.
         "turns_us": us * sum(spent[:workers]),
         "rest_us": us * sum(spent[workers:]),
         "wal_bytes": (wal_after - wal) / appends,

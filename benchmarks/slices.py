@@ -1,4 +1,4 @@
-"""Large commits: how long somebody else's append waits while thousands of streams are committed.
+"""Large commits: how long another append waits while thousands of streams are committed.
 
 Staged parts, one for each stream, become messages by one commit. Meanwhile another connection
 appends to a stream of its own, one request after the other, and its longest wait is the number that
@@ -112,7 +112,7 @@ def appends_in(answer: bytes) -> int:
 
 
 class Other:
-    """Somebody who appends to another stream, one request after the other."""
+    """A client that appends to another stream, one request after the other."""
 
     def __init__(self, port: int) -> None:
         self._port = port

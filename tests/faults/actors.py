@@ -78,7 +78,7 @@ async def count(stream: AsyncStream, increments: int) -> None:
 
 
 async def execute(client: AsyncClient, path: str, name: str, timeout: float) -> None:
-    """Carry out calls until the session is closed; some executors wait for nobody."""
+    """Carry out calls until the session is closed; some executors do not wait."""
 
     async def handler(call: ToolCall) -> str:
         await executor.heartbeat(call)

@@ -30,7 +30,7 @@ class Cluster(Load):
         super().__init__(servers[0].port, seed)
         self.servers = servers
         self.settled = asyncio.Event()
-        """Set when nobody writes any more."""
+        """Set when no client writes any more."""
 
     def seat(self, number: int) -> Seat:
         """A place at one of the servers."""
@@ -138,10 +138,10 @@ async def whole_log(port: int) -> list[Row]:
 
 
 def check_log(readers: Sequence[LogReader], log: Sequence[Row]) -> None:
-    """Nobody who followed the log was passed by a row, or saw one that is not there."""
+    """No follower of the log was passed by a row, or saw one that is not there."""
     for reader in readers:
         seen = {row.position for row in reader.rows}
-        # A stream may expire after everybody has stopped; everything else came before that.
+        # A stream may expire after all clients have stopped; everything else came before that.
         missed = [row for row in log if row.position not in seen and row.marker != "expired"]
         assert not missed, f"a reader was passed by {len(missed)} rows: {missed[:10]}"
         assert reader.rows == log[: len(seen)], "a reader saw other rows than there are"
@@ -192,7 +192,7 @@ async def check_races(port: int, racers: Sequence[Racer]) -> None:
     for racer in racers:
         assert racer.won <= set(found), "an accepted append is lost"
         assert not racer.lost & set(found), "a refused append is there"
-    assert all(racer.won for racer in racers), "somebody never won"
+    assert all(racer.won for racer in racers), "a racer never won"
 
 
 async def _lines(port: int, path: str) -> list[dict[str, Any]]:

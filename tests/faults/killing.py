@@ -25,7 +25,7 @@ NOTHING_DONE = ("storage_unavailable", "store_unavailable")
 
 
 class Client(Protocol):
-    """Somebody who keeps a server busy until the load is done."""
+    """A client that keeps a server busy until the load is done."""
 
     async def run(self) -> None: ...
 
@@ -263,7 +263,7 @@ async def check_shared(port: int, producers: list[SharedProducer], readers: list
         if content_type == JSON:
             _check_batches_whole(messages)
         total = sum(len(_sent(producer, path)) for producer in producers)
-        assert len(messages) == total, f"{path} has messages that nobody sent"
+        assert len(messages) == total, f"{path} has messages that no client sent"
     for reader in readers:
         seen = joined(SHARED[reader.path], reader.parts)
         assert seen == found[reader.path][: len(seen)], "a reader saw what was taken back"

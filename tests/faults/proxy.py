@@ -167,7 +167,7 @@ class Proxy:
         raise _CutError
 
     async def _repeat(self, carried: bytes) -> None:
-        """Send everything again on a connection of its own; nobody reads the answers."""
+        """Send everything again on a connection of its own; the answers are not read."""
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port)
         except OSError:

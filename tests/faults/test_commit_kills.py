@@ -1,6 +1,6 @@
 """SIGKILL under commits, staged parts and keyed appends: all of a request or nothing of it, once.
 
-After every restart, before anybody retries, the streams are read: a commit to several streams must
+After every restart, before any client retries, streams are read: a commit to several streams must
 be in all of them or in none, also one that is carried out in slices, and a writer must have come
 exactly as far as its messages say. At the end everything that was answered must be there once, each
 key must still give its first answer, and no part may be committed a second time.
@@ -97,7 +97,7 @@ class Book:
 
 
 class Actor:
-    """Somebody who asks until there is an answer, and writes down what must come of it."""
+    """A client that asks until there is an answer, and writes down what must come of it."""
 
     def __init__(self, number: int, load: Load, book: Book) -> None:
         self.name = f"{type(self).__name__.lower()}-{number}"
@@ -184,7 +184,7 @@ class Stager(Actor):
             assert reply.status == 200, reply
             self.book.replays.append((request, reply))
         else:
-            # Without a key a retry finds its parts used, by itself: nobody else knows them.
+            # Without a key a retry finds its parts used, by itself: no other client knows them.
             known = retried and (reply.status, reply.code) == (409, "part_committed")
             assert reply.status == 200 or known, reply
         self.book.parts += [(txn, str(number)) for number in range(2)]
@@ -351,7 +351,7 @@ async def test_commits_parts_and_keys_are_whole_and_once_however_often_the_serve
     assert await asyncio.to_thread(server.stop) == 0
     checked = await asyncio.to_thread(check_folder, server.data)
     assert checked.returncode == 0, checked.stdout
-    assert book.retried_count >= kills, "the kills hit nobody: nothing was in flight"
+    assert book.retried_count >= kills, "no kill hit a request: nothing was in flight"
 
 
 def check_folder(data: Path) -> subprocess.CompletedProcess[str]:
@@ -363,7 +363,7 @@ def check_folder(data: Path) -> subprocess.CompletedProcess[str]:
 
 
 async def kill_often(server: ServerProcess, load: Load, book: Book, kills: int) -> None:
-    """Kill the server after some answers, start it again, look before anybody retries, go on."""
+    """Kill the server after some answers, start it again, look before any client retries, go on."""
     dice = random.Random(load.seed)
     for _ in range(kills):
         await load.more_answers(dice.randint(1, ANSWERS_BETWEEN_KILLS_MAX))

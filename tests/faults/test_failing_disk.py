@@ -163,7 +163,7 @@ async def test_a_commit_that_fails_without_the_disk_is_followed_by_one_that_work
 async def test_a_checkpoint_that_the_disk_fails_ends_the_store_too(
     suffix: str, tmp_path: Path
 ) -> None:
-    """After a failed sync nobody knows which pages the disk has."""
+    """After a failed sync no program can know which pages the disk has."""
     with fault_vfs() as vfs:
         async with opened(tmp_path, vfs) as store:
             await create(store, "s")

@@ -186,7 +186,7 @@ async def test_a_real_full_file_system(tmp_path: Path) -> None:
     """A whole server on a tmpfs that fills up, where mounting one is allowed.
 
     Where it is not (no root, not Linux) the tests above have shown the same on a counting VFS, and
-    the ballast file below still takes its turn, only nobody runs out of room.
+    the ballast file below still takes its turn, only no write runs out of room.
     """
     with tiny_file_system(tmp_path / "disk") as mounted:
         ballast = tmp_path / "disk" / "ballast"

@@ -1,4 +1,4 @@
-"""Bytes nobody should send: valid requests, mutated, against a listening front end.
+"""Bytes that no client should send: valid requests, mutated, against a listening front end.
 
 Whatever arrives, the server answers well or closes; it never hangs, never leaks an exception into
 the loop, and serves the next client as if nothing had been. A failing case prints its seed and the

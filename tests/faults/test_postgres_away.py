@@ -1,6 +1,6 @@
 """A database that stops, freezes or cannot be trusted, and a node that freezes in its turn.
 
-Requests get 503 with Retry-After and nobody waits for ever: the client of these tests gives up on
+Requests get 503 with Retry-After and no client waits for ever: the one of these tests gives up on
 an answer after half a minute, which is far more than the waits that the servers are given here.
 When the database is there again everything goes on by itself.
 """
@@ -154,7 +154,7 @@ async def test_a_freeze_under_load_loses_nothing_and_doubles_nothing(
 def test_readers_who_wait_are_woken_after_a_restart_of_the_database(
     database: PostgresServer, how: str
 ) -> None:
-    """Nobody restarts anything: the servers find back by themselves."""
+    """Nothing is restarted: the servers find back by themselves."""
     url = database.new_database()
     arguments = ["--long-poll-ms", "60000"]
     with (

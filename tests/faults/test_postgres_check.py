@@ -1,6 +1,6 @@
 """`fencepost check` beside servers at work: what is on its way is not taken for damage.
 
-Two servers share a database, and everybody of the kill proof keeps them busy: producers, streams
+Two servers share a database, and all clients of the kill proof keep them busy: producers, streams
 that are made, closed and deleted under a subscription, staged parts, keys. A commit to several
 streams goes beside the turns, and what is deleted or truncated is purged at once, in pieces. Each
 look must find nothing.
@@ -50,7 +50,7 @@ async def test_servers_at_work_give_a_check_nothing_to_find(
         ServerProcess(store=postgres_dsn, arguments=arguments) as second,
     ):
         load = Load([first, second, first])
-        # Nobody can follow what is truncated and purged at once.
+        # No reader can follow what is truncated and purged at once.
         load.log_readers.clear()
         load.readers.clear()
         await load.create()

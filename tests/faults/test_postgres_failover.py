@@ -75,7 +75,7 @@ async def test_what_was_acknowledged_is_there_after_a_failover(
             await check_shared(server.port, producers, readers)
             assert await whole_log(server.port) == log
         await check_agreement([server.port for server in servers], tuple(SHARED))
-        assert sum(producer.retried_count for producer in producers) > 0, "nobody noticed"
+        assert sum(producer.retried_count for producer in producers) > 0, "no producer noticed"
     finally:
         for server in servers:
             await asyncio.to_thread(server.stop)

@@ -4,7 +4,7 @@ Twenty-four producers pipeline over all servers and move on when theirs dies. Be
 are made, closed and deleted, commits go to several streams, parts are staged, keys repeat
 themselves, writers race with If-Match, a worker acks a subscription, and on each server a reader
 follows the global log. Servers are killed in turn, and PostgreSQL is restarted, now in order and
-now as by a crash. What everybody was told is written down, and at the end it must be so, on every
+now as by a crash. What each client was told is written down, and at the end it must be so, on every
 server: and no reader of the log may have been passed by a row.
 
 FENCEPOST_FAULT_KILLS=100 makes it the long run, with a restart of PostgreSQL for every 20 kills
@@ -97,11 +97,11 @@ async def test_nothing_is_lost_doubled_or_passed_by_however_often_servers_and_da
         assert await asyncio.to_thread(server.stop) == 0
     checked = await asyncio.to_thread(check_database, url)
     assert checked.returncode == 0, checked.stdout
-    assert load.hits() >= KILLS, "the kills hit nobody: they came while nothing was in flight"
+    assert load.hits() >= KILLS, "no kill hit a request: they came while nothing was in flight"
 
 
 class Load:
-    """Everybody who keeps the servers busy."""
+    """All clients that keep the servers busy."""
 
     def __init__(self, servers: list[ServerProcess]) -> None:
         self.servers = servers
@@ -141,7 +141,7 @@ class Load:
             self.cluster.settled.set()
 
     async def check(self) -> None:
-        """Hold every server to what anybody was told by any of them."""
+        """Hold every server to what any client was told by any of them."""
         log = await whole_log(self.cluster.port)
         check_log(self.log_readers, log)
         for server in self.servers:

@@ -203,7 +203,7 @@ def test_a_node_that_dies_in_front_of_the_commit_itself_leaves_nothing(
             dying.kill()
     assert sent.done() is None
 
-    # Nobody writes: readers of the log are not to wait until somebody does.
+    # No client writes: readers of the log are not to wait until one does.
     until(lambda: database.large() is None, "the node that leads has noticed")
     whole_or_not(database, postgres_dsn, left, happened=False)
 

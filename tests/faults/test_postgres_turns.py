@@ -1,6 +1,6 @@
 """Sessions ended in the middle of turns: all of a commit or nothing, and answers that are true.
 
-Two stores share a database, and whoever administers it ends one of their sessions after the other,
+Two stores share a database, and an administrator ends one of their sessions after the other,
 at moments thrown by dice. An answer that says nothing was stored must be right, because the retry
 is taken as the first; one that says the outcome is unknown may be either; there are no others.
 FENCEPOST_FAULT_KILLS (`just faults`) makes it the long run.

@@ -52,7 +52,7 @@ async def test_a_worker_that_is_killed_is_started_again_and_nothing_is_lost(
         assert server.output.count("killed by signal 9") == KILLS
     checked = await asyncio.to_thread(check_database, postgres_dsn)
     assert checked.returncode == 0, checked.stdout
-    assert sum(producer.retried_count for producer in producers) >= KILLS, "nobody was hit"
+    assert sum(producer.retried_count for producer in producers) >= KILLS, "no request was hit"
 
 
 async def kill_workers(server: ServerProcess, cluster: Cluster) -> None:

@@ -2,7 +2,7 @@
 
 A killed server leaves commits in the page cache that it had not synced. The next one finds them and
 would tell readers and retrying producers of them; by then they have to be on the disk, although
-nobody wrote anything since.
+nothing was written since.
 """
 
 import asyncio

@@ -123,7 +123,7 @@ class Chooser:
         return Upload(part, ordinal, content_type, batch, mark), (messages,)
 
     def _truncate(self, model: Model, durable: Model, path: str) -> Request:
-        """At a place that was given out: nobody knows those of requests in flight."""
+        """At a place that was given out: those of requests in flight are not known."""
         dice = self._dice
         kept, known = model.streams.get(path), durable.streams.get(path)
         if kept is None or known is None or dice.random() < 0.1:
@@ -311,7 +311,7 @@ class Driver:
         gate.on_arrival = lambda: loop.call_soon_threadsafe(arrive)
         gate.close()
         self.submit_some(12)
-        # Without syncs (synchronous=OFF) nobody comes to the gate and the commit just ends.
+        # Without syncs (synchronous=OFF) no sync comes to the gate and the commit just ends.
         ended = asyncio.ensure_future(self._store.commits.settled())
         await asyncio.wait((arrived, ended), return_when=asyncio.FIRST_COMPLETED)
         if arrived.done():
