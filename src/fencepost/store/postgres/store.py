@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -19,37 +19,29 @@ from typing import Any, TypeVar
 import psycopg
 
 from fencepost.clock import Clock
-from fencepost.protocol.appends import Append, AppendOutcome
-from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
-from fencepost.protocol.creates import Create, CreateOutcome
+from fencepost.protocol.appends import Append
+from fencepost.protocol.commits import Commit, Part
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.retention import Cut, Uncut
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.writers import (
     Writer,
-    WriterForgetOutcome,
     WriterMissing,
-    WriterOpen,
-    WriterOpenOutcome,
 )
 from fencepost.store import records
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
-    Deleted,
     Failed,
     Failure,
     Missing,
     Published,
     SoftDeleted,
-    StageOutcome,
     StoreAwayError,
     StreamInfo,
     Truncated,
     Upload,
-    Watcher,
 )
-from fencepost.store.large.commits import LargeCommits, is_large
+from fencepost.store.large.commits import LargeCommits
 from fencepost.store.postgres.chunks import read_stream
 from fencepost.store.postgres.cluster.feed import Feed, Notifier
 from fencepost.store.postgres.driver.connection import PostgresConnection, connect
@@ -62,6 +54,7 @@ from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.turns import Turns
 from fencepost.store.write.decider import Decider
+from fencepost.store.write.front import Paths, Touched, WriteFront, WriterName
 from fencepost.store.write.ledger import LedgerGroup, view_of
 from fencepost.store.write.writers import find_committed
 
@@ -74,7 +67,7 @@ _HELD = object()
 """A stream cannot be ended now, because a large commit holds it."""
 
 
-class PostgresStore:
+class PostgresStore(WriteFront):
     """One node's view of the shared streams. Make it with `open`, on the loop that will use it."""
 
     def __init__(
@@ -94,7 +87,9 @@ class PostgresStore:
         )
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="fencepost-upkeep")
         self._upkeep_connection: PostgresConnection | None = None
-        self.decider = Decider(self.lookups, settings, self._now_ms, ledger=TurnLedger)
+        decider = Decider(self.lookups, settings, self._now_ms, ledger=TurnLedger)
+        large = LargeCommits(decider.holds, partial(LargeCommit, self))
+        super().__init__(settings, decider, large)
         dial = partial(WritingConnection.connect, settings)
         self.turns = Turns(
             settings,
@@ -105,9 +100,6 @@ class PostgresStore:
             lost=self._lost,
             clock_ns=clock.monotonic_ns,
         )
-        self._holds = self.decider.holds
-        self._held = self._holds.all
-        self._large = LargeCommits(self._holds, partial(LargeCommit, self))
         self.notifier = Notifier(self.node, dial)
         self.feed = Feed(
             self.node,
@@ -160,10 +152,6 @@ class PostgresStore:
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Let `watcher` change its own state in the commits that make and end streams."""
-        self.decider.watchers.append(watcher)
-
     def stats(self) -> dict[str, float]:
         """Numbers for the metrics."""
         counted = self.turns.counted
@@ -176,97 +164,28 @@ class PostgresStore:
             "feed_turn": self.feed.seen,
         }
 
-    # Writing. What came after a large commit of this node, and touches it, waits until it is over;
-    # what other nodes' large commits hold is found out in the turn.
+    # Writing. A request that touches what a large commit of this node holds waits in `WriteFront`;
+    # what large commits of other nodes hold is found out in the turn.
 
-    def append(
+    def _decide(
         self,
-        request: Append,
-        done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
+        work: Callable[[Decider], Any],
+        done: Callable[[Any], None],
+        touched: Touched,
+        size: int = 0,
     ) -> None:
-        if self._held and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
-            return
-        size = 0 if request.batch is None else request.batch.size
-        self.turns.submit(
-            Request(lambda decider: decider.append(request), done, partial(_needs, request), size)
-        )
+        self.turns.submit(Request(work, done, partial(_need, touched), size))
 
-    def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
-        if is_large(request, self.settings.commit_slice_appends):
-            if self._large.closing:
-                done(Failed(full=False))
-            else:
-                self._large.add(request, done)
-        elif not self._held or not self._holds.keeps_commit(
-            request, lambda: self.commit(request, done)
-        ):
-            self.turns.submit(
-                Request(lambda decider: decider.commit(request), done, partial(_needs_of, request))
-            )
-
-    def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
-        if self._held and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
-            return
-
-        def needs(needs: Needs) -> None:
-            needs.chunks.add((upload.part, upload.ordinal))
-
-        size = upload.batch.size
-        self.turns.submit(Request(lambda decider: decider.stage(upload), done, needs, size))
-
-    def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
-        if self._held and self._holds.keeps_part(part, lambda: self.unstage(part, done)):
-            return
-
-        def needs(needs: Needs) -> None:
-            needs.parts.add(part)
-
-        self.turns.submit(Request(lambda decider: decider.unstage(part), done, needs))
-
-    def open_writer(
-        self, request: WriterOpen, done: Callable[[WriterOpenOutcome | Failure], None]
-    ) -> None:
-        holds = self._holds
-        if self._held and holds.keeps_writer(request.name, lambda: self.open_writer(request, done)):
-            return
-        self.turns.submit(
-            Request(lambda decider: decider.open_writer(request), done, _writer(request.name))
-        )
-
-    def forget_writer(
-        self, name: str, owner: str | None, done: Callable[[WriterForgetOutcome | Failure], None]
-    ) -> None:
-        holds = self._holds
-        if self._held and holds.keeps_writer(name, lambda: self.forget_writer(name, owner, done)):
-            return
-        self.turns.submit(
-            Request(lambda decider: decider.forget_writer(name, owner), done, _writer(name))
-        )
+    def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
+        if self._large.closing:
+            done(Failed(full=False))
+        return not self._large.closing
 
     async def find_writer(self, name: str) -> Writer | WriterMissing | Failure:
         return await self.readers.run(partial(find_committed, name=name)) or WriterMissing()
 
-    def create(self, request: Create, done: Callable[[CreateOutcome | Failure], None]) -> None:
-        source = request.fork_from
-        paths = {request.path} if source is None else {request.path, source.path}
-        for path in paths if self._held else ():
-            if self._holds.keeps_path(path, lambda: self.create(request, done)):
-                return
-        size = 0 if request.batch is None else request.batch.size
-        done = self._reshaping(request.path, done)
-        needs = partial(_need_paths, paths)
-        self.turns.submit(Request(lambda decider: decider.create(request), done, needs, size))
-
-    def delete(
-        self, path: str, done: Callable[[Deleted | Missing | SoftDeleted | Failure], None]
-    ) -> None:
-        if self._held and self._holds.keeps_path(path, lambda: self.delete(path, done)):
-            return
-        done = self._reshaping(path, done)
-        self.turns.submit(Request(lambda decider: decider.delete(path), done, _path(path)))
-
     def _reshaping(self, path: str, done: Callable[[Any], None]) -> Callable[[Any], None]:
-        """A stream is being made or ended here: whoever looks at it later waits for that."""
+        """A stream is being made or ended here: a request that looks at it later waits for that."""
         self._reshaped[path] += 1
 
         def reshaped(outcome: Any) -> None:
@@ -276,19 +195,6 @@ class PostgresStore:
             done(outcome)
 
         return reshaped
-
-    def truncate(
-        self,
-        path: str,
-        before: Offset | None,
-        done: Callable[[Cut | Uncut | BadOffset | Missing | SoftDeleted | Failure], None],
-    ) -> None:
-        holds = self._holds
-        if self._held and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
-            return
-        self.turns.submit(
-            Request(lambda decider: decider.truncate(path, before), done, _path(path))
-        )
 
     async def decide(self, work: Callable[[Decider], T], *, reaches: bool = True) -> T:
         """Let `work` decide something, and wait until that is durable.
@@ -431,20 +337,21 @@ def _prepare(settings: PostgresSettings, *, migrating: bool) -> None:
         connection.close()
 
 
-def _needs(request: Append, needs: Needs) -> None:
-    needs.add(request)
-
-
-def _needs_of(request: Commit, needs: Needs) -> None:
-    needs.add_commit(request)
-
-
-def _need_paths(paths: Iterable[str], needs: Needs) -> None:
-    needs.paths.update(paths)
-
-
-def _writer(name: str) -> Callable[[Needs], None]:
-    return lambda needs: needs.writers.add(name)
+def _need(touched: Touched, needs: Needs) -> None:
+    """Say what the turn that decides a request has to load."""
+    match touched:
+        case Append():
+            needs.add(touched)
+        case Commit():
+            needs.add_commit(touched)
+        case Upload():
+            needs.chunks.add((touched.part, touched.ordinal))
+        case Part():
+            needs.parts.add(touched)
+        case Paths():
+            needs.paths.update(touched.paths)
+        case WriterName():
+            needs.writers.add(touched.name)
 
 
 def _path(path: str) -> Callable[[Needs], None]:
