@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from tests.unit.server.rawhttp import Reply, parse_head
+from tests.unit.http.rawhttp import Reply, parse_head
 
 WAIT_SECONDS = 30.0
 """How long to wait for something that should happen at once."""

@@ -10,7 +10,7 @@ import pytest
 from tests.engines import engine as engine
 from tests.integration.raw import ask
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Client, Reply
+from tests.unit.http.rawhttp import Client, Reply
 
 ROOT = "/v1/stream/"
 MIB = 1 << 20

@@ -25,7 +25,7 @@ from fencepost.protocol.batches import Malformed, json_batch
 from fencepost.protocol.creates import Create
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.subscriptions import Config, normalised
-from fencepost.server.subscriptions.opening import Subscriptions, open_subscriptions
+from fencepost.server.subscriptions.cluster import Subscriptions, open_subscriptions
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.bad_input_rows import JSON, NEW, ROOT, TABLE, TEXT, WITNESS, Row
 from tests.integration.raw import Connection, code_of, request
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Reply
+from tests.unit.http.rawhttp import Reply
 
 
 class Witness:

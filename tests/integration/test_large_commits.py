@@ -38,7 +38,7 @@ from fencepost.protocol.logs import Selection
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.writers import BatchDone, WriterBatch, WriterFenced, WriterOpen
-from fencepost.server.subscriptions.opening import Subscriptions, open_subscriptions
+from fencepost.server.subscriptions.cluster import Subscriptions, open_subscriptions
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.contract import (
     Deleted,

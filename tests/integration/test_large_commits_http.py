@@ -11,7 +11,7 @@ import pytest
 from tests.engines import engine as engine
 from tests.integration.raw import Connection, code_of, request
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Reply
+from tests.unit.http.rawhttp import Reply
 
 JSON = "application/json"
 COUNT = 1500

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.raw import Connection, ask, code_of, events, request
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Reply
+from tests.unit.http.rawhttp import Reply
 
 ROOT = "/v1/stream/"
 TEXT = "Content-Type: text/plain"

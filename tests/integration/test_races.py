@@ -17,7 +17,7 @@ import pytest
 from tests.engines import engine as engine
 from tests.integration.raw import Connection, code_of, request
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Reply
+from tests.unit.http.rawhttp import Reply
 
 ROOT = "/v1/stream/"
 TEXT = "Content-Type: text/plain"

@@ -34,7 +34,7 @@ from tests.integration.reads_support import (
 from tests.integration.reads_support import path as path
 from tests.integration.reads_support import port as port
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Client
+from tests.unit.http.rawhttp import Client
 
 # Catching up
 

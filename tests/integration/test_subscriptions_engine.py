@@ -15,7 +15,7 @@ from fencepost.protocol.subscriptions import (
     Subscription,
 )
 from fencepost.server.subscriptions.engine import Engine
-from fencepost.server.subscriptions.outcomes import Acked, Made, TooMany, WakeName
+from fencepost.server.subscriptions.registry import Acked, Made, TooMany, WakeName
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.contract import Failed
 from tests.integration.subscriptions_support import (

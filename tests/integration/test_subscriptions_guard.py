@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fencepost.server.subscriptions.guard import Guard, UnsafeTargetError, is_loopback, is_public
+from fencepost.server.subscriptions.security import Guard, UnsafeTargetError, is_loopback, is_public
 from fencepost.server.subscriptions.webhooks import Delivered, Undelivered, Webhooks
 from tests.integration.subscriptions_support import DONE, Receiver, Reply
 

@@ -19,7 +19,7 @@ from fencepost.protocol.creates import Create
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.subscriptions import Ack, Claimed, Subscription
 from fencepost.server.subscriptions.engine import Engine
-from fencepost.server.subscriptions.outcomes import Acked, WakeName
+from fencepost.server.subscriptions.registry import Acked, WakeName
 from tests.integration.subscriptions_support import Opened, SimClock, opened, pull_config
 
 STREAMS = ["events/a", "events/b", "events/c"]

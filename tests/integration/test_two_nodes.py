@@ -18,7 +18,7 @@ import pytest
 from fencepost.testing.postgres import shared_server
 from tests.integration.raw import Connection, code_of, events, request
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Reply
+from tests.unit.http.rawhttp import Reply
 
 ROOT = "/v1/stream/"
 TEXT = "text/plain"

@@ -14,7 +14,7 @@ from tests.engines import engine as engine
 from tests.integration.auth_support import ALL, As, code, place, principal
 from tests.integration.raw import Connection, code_of
 from tests.serving import ServerProcess
-from tests.unit.server.rawhttp import Reply
+from tests.unit.http.rawhttp import Reply
 
 ROOT = "/v1/writers/"
 JSON = "application/json"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from fencepost.server.subscriptions.led import LEADER_MS_MAX
+from fencepost.server.subscriptions.cluster import LEADER_MS_MAX
 from fencepost.testing.postgres import PostgresServer
 from tests.integration.auth_support import ANN, BOB, ROOT, As
 from tests.integration.subscriptions_support import DONE, JSON, Client, Receiver, Reply, code, tails

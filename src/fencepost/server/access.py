@@ -1,10 +1,10 @@
-"""Which request needs what: every route and every kind of write against a principal's grants.
+"""Check requests against the grants of the principal that sends them.
 
-A request passes three points. `Gate.admit` recognises who sends it, before anything is parsed.
-After parsing, the `*_allowed` functions say whether what it asks for is granted; they look at the
-request alone, so that a 403 is the same whether or not a stream exists. Where an answer is put
-together from many streams it is narrowed to those that may be read. A path that this module does
-not know is for administrators, so that a new route is closed until somebody says who may use it.
+A request passes three points. `Gate.admit` recognises its principal, before anything is parsed, and
+checks that the route is for it (`routes.py` says for whom). After parsing, the `*_allowed`
+functions check that what it asks for is granted; they look at the request alone, so that a 403 is
+the same whether or not a stream exists. Where an answer is put together from many streams, it is
+narrowed to those that the principal may read. A path without a route is for administrators.
 """
 
 from __future__ import annotations
@@ -46,63 +46,35 @@ SEAL_SECRET = "list-tokens"
 """The name of the key that hides where lists go on."""
 _SCOPE_END = "\x1f"  # neither a principal nor a transaction has it in its name
 
-_SUBSCRIPTIONS = b"/v1/stream/__ds/subscriptions/"
-_OPEN = frozenset((b"/healthz", b"/v1/stream/__ds/jwks.json"))
-_ANYBODY = frozenset(
-    (
-        b"/v1/commit",
-        b"/v1/keys",
-        b"/v1/log",
-        b"/v1/log/plan",
-        b"/v1/openapi.json",
-        b"/v1/producers",
-        b"/v1/streams",
-        b"/v1/writers",
-    )
-)
-"""Routes for every principal: what they do and show is checked where it is known."""
-_ANYBODY_BELOW = (b"/v1/staging/", b"/v1/writers/", _SUBSCRIPTIONS)
-_WITH_WAKE_TOKEN = frozenset((b"ack", b"callback", b"release"))
 _TOKEN_PARAMETERS = frozenset(("access_token", "authorization", "bearer", "jwt", "token"))
 _MENTIONS_TOKEN = re.compile(rb"token|auth|bearer|jwt|%", re.IGNORECASE)
 
 
 class Gate:
-    """Lets requests in, and says who sends them."""
+    """Admits requests and notes the principal of each."""
 
     def __init__(self, auth: Auth) -> None:
         self.auth = auth
-        settings = auth.settings
-        opened = {b"/metrics": settings.metrics_open, b"/readyz": settings.readyz_open}
-        self._open = _OPEN | {path for path, is_open in opened.items() if is_open}
 
     def readers(self, owner: str) -> Callable[[str], bool]:
-        """What the owner of a subscription may read: nothing, when nobody is called so any more."""
+        """What the owner of a subscription may read; nothing when no principal has that name."""
         principal = self.auth.named(owner)
         return _nothing if principal is None else principal.may_read
 
-    def admit(self, request: Request) -> None:
-        """Note who sends a request; raises a 401, or a 403 for a route that is not theirs."""
-        if request.method == "OPTIONS" or request.path in self._open:
+    def admit(self, request: Request, who: str) -> None:
+        """Note which principal sends a request to a route that is for `who` (`routes.Who`).
+
+        Raises a 401, or a 403 when the route is not for this principal.
+        """
+        if who == "everybody":
             return
         if request.query and _MENTIONS_TOKEN.search(request.query):
             _refuse_token_in_url(request)
-        path = request.path
-        if path.startswith(_SUBSCRIPTIONS) and _is_by_wake_token(path):
-            return
-        principal = self.auth.recognise(request)
-        request.principal = principal
-        if path.startswith(b"/v1/stream/") and not path.startswith(b"/v1/stream/__ds/"):
-            return
-        if path in _ANYBODY or path.startswith(_ANYBODY_BELOW) or principal.is_admin:
-            return
-        raise forbidden("this needs the verb admin on all streams (**)")
-
-
-def _is_by_wake_token(path: bytes) -> bool:
-    """Whether a subscription's worker speaks here, who shows the token of its wake instead."""
-    _, _, action = path[len(_SUBSCRIPTIONS) :].partition(b"/")
-    return action in _WITH_WAKE_TOKEN
+        if who == "wake token":
+            return  # the handler checks it: it stands for a principal
+        request.principal = principal = self.auth.recognise(request)
+        if who == "administrators" and not principal.is_admin:
+            raise forbidden("this needs the verb admin on all streams (**)")
 
 
 def _refuse_token_in_url(request: Request) -> None:
@@ -214,28 +186,28 @@ def _ending(request: Request) -> Ending:
     return cast(Literal["released", "completed"], value.decode())
 
 
-# Staging: what one principal uploads is not there for another
+# Staging: no principal sees what another one uploads
 
 
 def staging_allowed(request: Request) -> None:
-    """Data is staged for appends, so whoever may append nothing stages nothing."""
+    """Data is staged for appends, so a principal that may append nothing stages nothing."""
     if request.principal is not None and not request.principal.may_somewhere(APPEND):
         raise forbidden("you lack the verb append everywhere")
 
 
 def writing_allowed(request: Request) -> None:
-    """A writer publishes by appends, so whoever may append nothing opens none."""
+    """A writer publishes by appends, so a principal that may append nothing opens none."""
     if request.principal is not None and not request.principal.may_somewhere(APPEND):
         raise forbidden("you lack the verb append everywhere")
 
 
 def overrides(principal: Principal | None) -> bool:
-    """Whether a principal may use what is another one's; nothing is anybody's without them."""
+    """Whether a principal may use what belongs to another one; always, without authorization."""
     return principal is None or principal.is_admin
 
 
 def name_of(principal: Principal | None) -> str:
-    """Whose a request is; nobody's without authorization."""
+    """The name of the principal that sent a request; empty without authorization."""
     return "" if principal is None else principal.name
 
 

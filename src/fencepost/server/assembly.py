@@ -13,26 +13,28 @@ from dataclasses import replace
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.server.access import SEAL_SECRET, Gate, Seal
+from fencepost.server.application import Application
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
+from fencepost.server.handlers.commits import Commits
 from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
-from fencepost.server.handlers.openapi import OpenApi
 from fencepost.server.handlers.operations import Operations
+from fencepost.server.handlers.reads import Reads
+from fencepost.server.handlers.streams import Streams
 from fencepost.server.handlers.writers import Writers
 from fencepost.server.metrics import Metrics
-from fencepost.server.routes import Application
+from fencepost.server.routes import Handlers
 from fencepost.server.settings import ServerSettings
-from fencepost.server.subscriptions.engine import Readers
-from fencepost.server.subscriptions.led import LedSubscriptions
-from fencepost.server.subscriptions.opening import open_parts
-from fencepost.server.subscriptions.own import OwnSubscriptions
 from fencepost.store.opener import AnyStoreSettings, Opened, open_store
+from fencepost.server.subscriptions.cluster import LedSubscriptions, OwnSubscriptions, open_parts
+from fencepost.server.subscriptions.engine import Readers
+from fencepost.server.tails import Tails
 
 log = logging.getLogger(__name__)
 
 LEADER_S_MAX = 5.0
-"""How long a start waits for somebody to lead; requests can wait for that as well."""
+"""How long a start waits for a node to lead; requests can wait for that as well."""
 
 
 class Assembly:
@@ -63,7 +65,7 @@ class Assembly:
     ) -> Assembly:
         """Open the store and start the background work."""
         clock = clock or SystemClock()
-        # What somebody may hold must not be forgotten, whether or not the store was told of it.
+        # Claims must not be forgotten, whether or not the store's settings name them.
         kept = dict.fromkeys((*store_settings.kept_producer_globs, *settings.auth.claim_globs))
         store_settings = replace(store_settings, kept_producer_globs=tuple(kept))
         audit = None
@@ -99,17 +101,19 @@ class Assembly:
             None if gate is None else gate.readers, on_loopback=on_loopback
         )
         self.metrics.watch_subscriptions(self._subscriptions)
-        self._logs = Logs(opened.logs, store.listen, clock, settings)
-        handlers = (
-            Operations(store, self.metrics).handle,
-            OpenApi().handle,
-            self._subscriptions.handle,
-            self._logs.handle,
-            Lists(opened.lists, settings, seal).handle,
-            Writers(store, opened.lists, settings).handle,
+        tails = Tails(store)
+        reads = Reads(store, tails, clock, settings, shared=gate is None)
+        handlers = Handlers(
+            streams=Streams(store, reads, settings, is_authorized=gate is not None),
+            commits=Commits(store, settings.limits),
+            logs=Logs(opened.logs, store.listen, clock, settings),
+            lists=Lists(opened.lists, settings, seal),
+            writers=Writers(store, opened.lists, settings),
+            operations=Operations(store, self.metrics),
+            subscriptions=self._subscriptions,
         )
-        self.app = Application(store, clock, settings, extras=handlers, gate=gate)
-        self.metrics.watch(self.app.tails)
+        self.app = Application(handlers, settings, gate=gate)
+        self.metrics.watch(tails)
         self._background += [asyncio.create_task(work()) for work in opened.background]
 
     async def _open_subscriptions(
@@ -144,9 +148,8 @@ class Assembly:
                 await leading.first_look.wait()
 
     async def drain(self) -> None:
-        """Tell everyone who waits to come back, and finish the deliveries under way."""
+        """Answer the clients that wait, and finish the deliveries under way."""
         self.app.stop_waiting()
-        self._logs.stop_waiting()
         await self._subscriptions.drain(self.settings.drain_ms / 1000)
 
     async def close(self) -> None:

@@ -20,8 +20,7 @@ from prometheus_client.core import (
 from fencepost.http.front import HttpCounters
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
-from fencepost.server.subscriptions.outcomes import Counts
-from fencepost.server.subscriptions.registry import Registry
+from fencepost.server.subscriptions.registry import Counts, Registry
 from fencepost.server.tails import Tails
 from fencepost.store.contract import Counters
 from fencepost.store.opener import Opened

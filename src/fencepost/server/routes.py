@@ -1,243 +1,157 @@
-"""The whole surface on one screen: which path and method leads to which handler."""
+"""The whole surface on one screen: every path, who may use it, and the handler of each method.
+
+To add a route, add a row here. `tests/integration/test_openapi.py` then asks for it in
+openapi.json, and `test_auth_routes.py` for the verbs that it needs.
+
+A path in braces is a part of the URL that the handler gets, as raw bytes: `{name}` is one segment,
+`{name...}` is all that is left, slashes included.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import re
 from collections.abc import Awaitable, Callable
+from typing import Literal, NamedTuple
 
-from fencepost.clock import Clock
-from fencepost.http.messages import Answer, Cancellable, Request, Response
-from fencepost.protocol.grants import AUDIT
-from fencepost.server import access
-from fencepost.server.access import Gate
-from fencepost.server.away import ending_when_away, store_away
-from fencepost.server.handlers import parsing, rendering, truncation
-from fencepost.server.handlers.commits import COMMIT_PATH, LARGE_BODY_BYTES, STAGING_ROOT, Commits
-from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
-from fencepost.server.handlers.reads import Reads
-from fencepost.server.handlers.rendering import BROWSER, refused
-from fencepost.server.settings import ServerSettings
-from fencepost.server.tails import Tails
-from fencepost.store.contract import (
-    Deleted,
-    Failed,
-    Missing,
-    SoftDeleted,
-    Store,
-    StoreAwayError,
-    Unknown,
-)
-
-log = logging.getLogger(__name__)
+from fencepost.http.messages import Answer, Request
+from fencepost.server.handlers.commits import Commits
+from fencepost.server.handlers.lists import Lists
+from fencepost.server.handlers.logs import Logs
+from fencepost.server.handlers.operations import Operations
+from fencepost.server.handlers.parsing import STREAM_ROOT
+from fencepost.server.handlers.streams import Streams
+from fencepost.server.handlers.writers import Writers
+from fencepost.server.settings import AuthSettings
+from fencepost.server.subscriptions.cluster import LedSubscriptions, OwnSubscriptions
+from fencepost.server.subscriptions.http import SubscriptionHandlers as Subscription
 
 Respond = Callable[[Answer], None]
-Extra = Callable[[Request], Awaitable[Answer] | None]
-"""Handlers that are put in beside the streams: they take a request or pass it on with None."""
 
-AUDIT_PATH = STREAM_ROOT + AUDIT.encode()
-_METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
-
-
-class Application:
-    """Everything the server answers, whatever front end the request came through."""
-
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        settings: ServerSettings,
-        *,
-        extras: tuple[Extra, ...] = (),
-        gate: Gate | None = None,
-    ) -> None:
-        self._store = store
-        self._gate = gate
-        self._limits = settings.limits
-        self._extras = extras
-        self._commits = Commits(store, settings.limits)
-        self.tails = Tails(store)
-        self.reads = Reads(store, self.tails, clock, settings, shared=gate is None)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def handle(self, request: Request, answer: Respond) -> Cancellable | None:
-        try:
-            return self._dispatch(request, answer)
-        except RefusedError as error:
-            answer(with_browser(error.response))
-        except Exception:
-            log.exception("a handler failed")
-            answer(_internal())
-        return None
-
-    def _dispatch(self, request: Request, answer: Respond) -> Cancellable | None:
-        if self._gate is not None:
-            self._gate.admit(request)
-        raw = request.path
-        if not raw.startswith(STREAM_ROOT) or raw.startswith(b"/v1/stream/__ds/"):
-            return self._beside_streams(request, answer)
-        method = request.method
-        if method in ("GET", "HEAD") and raw == AUDIT_PATH:
-            path = AUDIT  # reserved everywhere else
-        else:
-            path = parsing.stream_path(raw[len(STREAM_ROOT) :], self._limits)
-        if method == "POST":
-            if request.query and truncation.is_truncation(request):
-                before = truncation.parse_truncation(request)
-                access.delete_allowed(request, path)
-                self._store.truncate(
-                    path, before, lambda outcome: answer(truncation.truncated(outcome))
-                )
-                return None
-            actor = None if self._gate is None else access.actor_of(request, path)
-            append = parsing.parse_append(request, path, self._limits, actor)
-            if actor is not None:
-                access.append_allowed(append)
-            self._store.append(append, lambda outcome: answer(rendering.appended(outcome)))
-            return None
-        if method == "GET":
-            access.read_allowed(request, path)
-            return self._later(self.reads.get(request, path), answer)
-        if method == "HEAD":
-            access.read_allowed(request, path)
-            return self._later(self.reads.head(path), answer)
-        if method == "PUT":
-            create = parsing.parse_create(request, path, self._limits)
-            access.create_allowed(request, create)
-            location = _location(request)
-            self._store.create(create, lambda outcome: answer(rendering.created(outcome, location)))
-            return None
-        if method == "DELETE":
-            access.delete_allowed(request, path)
-            self._store.delete(path, lambda outcome: answer(_deleted(outcome)))
-            return None
-        answer(_preflight() if method == "OPTIONS" else _no_method())
-        return None
-
-    def _beside_streams(self, request: Request, answer: Respond) -> Cancellable | None:
-        if request.method == "OPTIONS":
-            answer(_preflight())
-            return None
-        if request.path == COMMIT_PATH or request.path.startswith(STAGING_ROOT):
-            if request.method == "POST":
-                commits = self._commits
-                if request.path == COMMIT_PATH and len(request.body) > LARGE_BODY_BYTES:
-                    return self._later(commits.commit_large(request), answer)
-                handler = commits.commit if request.path == COMMIT_PATH else commits.stage
-                handler(request, answer)
-            elif request.method == "DELETE" and request.path != COMMIT_PATH:
-                self._commits.unstage(request, answer)
-            else:
-                answer(_no_method("POST" if request.path == COMMIT_PATH else "POST, DELETE"))
-            return None
-        for extra in self._extras:
-            work = extra(request)
-            if work is not None:
-                return self._later(work, answer)
-        answer(refused(404, "not_found", "Not found", "there is nothing at this path"))
-        return None
-
-    def _later(self, work: Awaitable[Answer], answer: Respond) -> Cancellable:
-        task = asyncio.get_running_loop().create_task(self._run(work, answer))
-        # The loop holds tasks weakly; this set is their parent, and `close` ends them.
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _run(self, work: Awaitable[Answer], answer: Respond) -> None:
-        try:
-            response = ending_when_away(await work)
-        except RefusedError as error:
-            response = with_browser(error.response)
-        except StoreAwayError:
-            response = store_away()
-        except Exception:
-            log.exception("a handler failed")
-            response = _internal()
-        answer(response)
-
-    def stop_waiting(self) -> None:
-        """Answer everyone who waits for news: the server is going down."""
-        self.reads.stopping.set()
-        self.tails.wake()
-
-    async def close(self) -> None:
-        """End whatever still waits."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+Who = Literal["everybody", "principals", "administrators", "wake token"]
+"""Who may use a route. `principals` stands for all of them: the handler checks the verbs, because
+only it knows the streams that a request is about. A wake token stands for a principal."""
 
 
-def with_browser(response: Response) -> Response:
-    """A problem with what a browser needs to see it."""
-    return Response(response.status, response.headers + BROWSER[2:], response.body)
+class Direct(NamedTuple):
+    """A handler that answers through a callback, so that an append needs no task of its own.
+
+    It is called with the request, the callback, and the parts of the path. Work that it returns is
+    awaited for the answer.
+    """
+
+    call: Callable[..., Awaitable[Answer] | None]
 
 
-def _location(request: Request) -> bytes:
-    return request.base_url() + request.path
+Handler = Direct | Callable[..., Awaitable[Answer]]
+"""A direct handler, or an async one: called with the request and the parts of the path."""
 
 
-def _deleted(outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Response:
-    match outcome:
-        case Deleted():
-            return Response(204, list(BROWSER))
-        case Missing():
-            return rendering.missing()
-        case SoftDeleted():
-            return rendering.soft_deleted()
-        case Failed() | Unknown():
-            return rendering.failed(outcome)
+class Route:
+    """One row: a path and the handlers of its methods, `"GET, HEAD"` for two with the same one."""
+
+    __slots__ = ("allowed", "handlers", "path", "pattern", "who")
+
+    def __init__(self, path: str, who: Who, **handlers: Handler) -> None:
+        self.path = path
+        self.who = who
+        self.handlers = {
+            method: handler
+            for methods, handler in handlers.items()
+            for method in methods.split("_or_")
+        }
+        self.allowed = ", ".join((*self.handlers, "OPTIONS"))
+        """The value of the header Allow."""
+        pattern = re.sub(r"\\\{\w+\\\.\\\.\\\.\\\}", "(.*)", re.escape(path))
+        self.pattern = re.compile(re.sub(r"\\\{\w+\\\}", "([^/]*)", pattern).encode(), re.DOTALL)
 
 
-_REQUEST_HEADERS = ", ".join(
-    (
-        "Content-Type",
-        "Audit-Reason",
-        "Authorization",
-        "Claim-End",
-        "If-Match",
-        "If-None-Match",
-        "Idempotency-Key",
-        "Producer-Epoch",
-        "Producer-Id",
-        "Producer-If",
-        "Producer-Seq",
-        "Producer-Strict",
-        "Stream-Auto-Create",
-        "Stream-Closed",
-        "Stream-Expires-At",
-        "Stream-Fork-Offset",
-        "Stream-Fork-Sub-Offset",
-        "Stream-Forked-From",
-        "Stream-Retention-Age",
-        "Stream-Retention-Bytes",
-        "Stream-Retention-Messages",
-        "Stream-Seq",
-        "Stream-TTL",
-    )
-).encode()
+class Handlers(NamedTuple):
+    """Everything that answers requests."""
+
+    streams: Streams
+    commits: Commits
+    logs: Logs
+    lists: Lists
+    writers: Writers
+    operations: Operations
+    subscriptions: OwnSubscriptions | LedSubscriptions
 
 
-def _preflight() -> Response:
-    headers = [
-        (b"Access-Control-Allow-Methods", _METHODS),
-        (b"Access-Control-Allow-Headers", _REQUEST_HEADERS),
-        (b"Access-Control-Max-Age", b"86400"),
-    ]
-    return Response(204, headers + BROWSER)
-
-
-def _no_method(known: str = "GET, HEAD, POST, PUT, DELETE") -> Response:
-    return refused(
-        405,
-        "method_not_allowed",
-        "Method not allowed",
-        f"what is here knows {known} and OPTIONS",
-        (b"Allow", f"{known}, OPTIONS".encode()),
+def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
+    """Every route of the server. That of the streams comes first: most requests are theirs."""
+    run = to.subscriptions.run_handler
+    readyz: Who = "everybody" if auth.readyz_open else "administrators"
+    metrics: Who = "everybody" if auth.metrics_open else "administrators"
+    subscription = "/v1/stream/__ds/subscriptions/{id}"
+    return (
+        Route(
+            "/v1/stream/{path...}",
+            "principals",
+            GET=to.streams.get,
+            HEAD=to.streams.head,
+            POST=Direct(to.streams.post),
+            PUT=Direct(to.streams.put),
+            DELETE=Direct(to.streams.delete),
+        ),
+        Route("/v1/commit", "principals", POST=Direct(to.commits.commit)),
+        Route(
+            "/v1/staging/{part...}",
+            "principals",
+            POST=Direct(to.commits.stage),
+            DELETE=Direct(to.commits.unstage),
+        ),
+        Route("/v1/log", "principals", GET=to.logs.read, HEAD=to.logs.head),
+        Route("/v1/log/plan", "principals", GET_or_HEAD=to.logs.plan),
+        Route("/v1/streams", "principals", GET_or_HEAD=to.lists.streams),
+        Route("/v1/producers", "principals", GET_or_HEAD=to.lists.producers),
+        Route("/v1/keys", "principals", GET_or_HEAD=to.lists.keys),
+        Route("/v1/writers", "principals", GET_or_HEAD=to.writers.list),
+        Route(
+            "/v1/writers/{name...}",
+            "principals",
+            GET_or_HEAD=to.writers.show,
+            POST=to.writers.open,
+            DELETE=to.writers.forget,
+        ),
+        Route(
+            subscription,
+            "principals",
+            GET_or_HEAD=run(Subscription.get),
+            PUT=run(Subscription.put),
+            DELETE=run(Subscription.delete),
+        ),
+        Route(f"{subscription}/streams", "principals", POST=run(Subscription.link)),
+        Route(f"{subscription}/streams/{{path...}}", "principals", DELETE=run(Subscription.unlink)),
+        Route(f"{subscription}/claim", "principals", POST=run(Subscription.claim)),
+        Route(f"{subscription}/ack", "wake token", POST=run(Subscription.ack)),
+        Route(f"{subscription}/callback", "wake token", POST=run(Subscription.ack)),
+        Route(f"{subscription}/release", "wake token", POST=run(Subscription.release)),
+        Route("/v1/stream/__ds/jwks.json", "everybody", GET_or_HEAD=to.subscriptions.show_keys),
+        Route("/v1/openapi.json", "principals", GET_or_HEAD=to.operations.openapi),
+        Route("/healthz", "everybody", GET_or_HEAD=to.operations.healthz),
+        Route("/readyz", readyz, GET_or_HEAD=to.operations.readyz),
+        Route("/metrics", metrics, GET_or_HEAD=to.operations.metrics),
     )
 
 
-def _internal() -> Response:
-    return refused(
-        500, "internal_error", "Internal error", "this is a defect; the server's log has more"
-    )
+class Table:
+    """Finds the route of a path."""
+
+    def __init__(self, rows: tuple[Route, ...]) -> None:
+        self._streams, *others = rows
+        self._fixed = {row.path.encode(): row for row in others if "{" not in row.path}
+        self._patterns = [row for row in others if "{" in row.path]
+
+    def find(self, request: Request) -> tuple[Route | None, tuple[bytes, ...]]:
+        """The route of a request and the parts of its path; None when there is no such path."""
+        path = request.path
+        if path.startswith(STREAM_ROOT) and not path.startswith(b"/v1/stream/__ds/"):
+            return self._streams, (path[len(STREAM_ROOT) :],)
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            return fixed, ()
+        for row in self._patterns:
+            found = row.pattern.fullmatch(path)
+            if found is not None:
+                return row, found.groups()
+        return None, ()

@@ -76,7 +76,7 @@ class ModelServer:
                 self.keys[wired.key] = KeyRecord(
                     request.digest, outcome.start, outcome.tail, False, outcome.position, 0
                 )
-        return as_client_sees(rendering.appended(outcome))
+        return as_client_sees(rendering.appended("s", outcome))
 
 
 def as_client_sees(response: ServerResponse) -> Response:

@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from fencepost.http.messages import Response, StreamingResponse
 from fencepost.http.settings import HttpSettings
 from fencepost.server.asgi import ASGIApp, raw_path
-from tests.unit.server.rawhttp import ScriptedApp
+from tests.unit.http.rawhttp import ScriptedApp
 
 Message = MutableMapping[str, Any]
 

@@ -1,7 +1,7 @@
 """What happens to streams while a subscription looks for those that exist."""
 
 from fencepost.protocol.offsets import START, Offset
-from fencepost.server.subscriptions.scans import Scan
+from fencepost.server.subscriptions.registry import Scan
 from fencepost.store.contract import LiveStream
 
 ONE, TWO = Offset(1, 10), Offset(2, 20)

@@ -2,7 +2,8 @@
 
 A commit's body is JSON. Each of its appends says what a POST to its stream would say in headers,
 and brings its data along or names the staged parts that it is made of. The answer to a refused
-commit says which append was refused and why; nothing of the commit has happened then.
+commit says which append was refused and why; nothing of the commit has happened then. Parsing comes
+first in this module, the answers after it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -18,20 +19,59 @@ import msgspec
 from fencepost.http.messages import Request, Response
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
-from fencepost.protocol.commits import Commit, CommitItem, CommitOutcome, Named, Part
+from fencepost.protocol.commits import (
+    Commit,
+    CommitDuplicate,
+    CommitItem,
+    CommitKeyReused,
+    CommitOutcome,
+    CommitPartial,
+    CommitRefused,
+    CommitReplayed,
+    Committed,
+    CommittedInSlices,
+    ItemDeleted,
+    ItemMissing,
+    ItemOutcome,
+    Named,
+    Part,
+    PartDropped,
+    PartIncomplete,
+    PartMismatch,
+    PartMissing,
+    PartOverfull,
+    PartTwice,
+    PartUsed,
+    UnstageOutcome,
+    describe_commit,
+)
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import JSON, media_type
+from fencepost.protocol.writers import (
+    BatchDone,
+    WriterFenced,
+    WriterHeld,
+    WriterMissing,
+    WriterQueryChanged,
+)
 from fencepost.server import access
-from fencepost.server.handlers import parsing, writers
-from fencepost.server.handlers.commit_answers import at_item, committed, staged, unstaged
-from fencepost.server.handlers.parsing import RefusedError, bad
+from fencepost.server.handlers import parsing, rendering, writers
+from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
 from fencepost.server.handlers.querying import Parameters
-from fencepost.store.contract import Failed, Store, Unknown, Upload
+from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
+from fencepost.store.contract import (
+    ChunkConflict,
+    Failed,
+    PartClosed,
+    Staged,
+    StageOutcome,
+    Store,
+    TooManyParts,
+    Unknown,
+    Upload,
+)
 from fencepost.store.memory import dissolve, paused_collector
-
-COMMIT_PATH = b"/v1/commit"
-STAGING_ROOT = b"/v1/staging/"
 
 T = TypeVar("T")
 Respond = Callable[[Response], None]
@@ -82,7 +122,7 @@ _RAW_DECODER = msgspec.json.Decoder(_RawBody)
 _ITEM_DECODER = msgspec.json.Decoder(_Item)
 
 LARGE_BODY_BYTES = 64 * 1024
-"""A body beyond this is read some appends at a time, so that nobody waits for the whole."""
+"""A body beyond this is read some appends at a time, so that others need not wait."""
 ITEMS_PER_TURN = 128
 """Appends of a large body that are read in one turn of the loop."""
 
@@ -94,11 +134,14 @@ class Commits:
         self._store = store
         self._limits = limits
 
-    def commit(self, request: Request, answer: Respond) -> None:
+    def commit(self, request: Request, answer: Respond) -> Awaitable[Response] | None:
+        if len(request.body) > LARGE_BODY_BYTES:
+            return self.commit_large(request)
         _check_headers(request)
         commit = self._parse(request)
         may_read = access.may_read(request.principal)
         self._store.commit(commit, lambda outcome: answer(committed(commit, outcome, may_read)))
+        return None
 
     async def commit_large(self, request: Request) -> Response:
         """A commit with a large body: other requests have their turn while it is read."""
@@ -138,19 +181,19 @@ class Commits:
             error.response = at_item(error.response, index)
             raise
 
-    def stage(self, request: Request, answer: Respond) -> None:
+    def stage(self, request: Request, answer: Respond, raw: bytes) -> None:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
-        upload = self._parse_upload(request)
+        upload = self._parse_upload(request, raw)
         self._store.stage(upload, lambda outcome: answer(staged(upload, outcome)))
 
-    def unstage(self, request: Request, answer: Respond) -> None:
+    def unstage(self, request: Request, answer: Respond, raw: bytes) -> None:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
         Parameters(request, once=(), repeatable=())  # it is dropped as a whole
-        part = self._part(request)
+        part = self._part(request, raw)
         self._store.unstage(part, lambda outcome: answer(unstaged(outcome)))
 
     def _parse(self, request: Request) -> Commit:
@@ -284,16 +327,16 @@ class Commits:
         )
         return None if conditions == Conditions() else conditions
 
-    def _part(self, request: Request) -> Part:
+    def _part(self, request: Request, raw: bytes) -> Part:
         """The part that a request is about, as the store knows it."""
-        names = request.path[len(STAGING_ROOT) :].split(b"/")
+        names = raw.split(b"/")
         if len(names) != 2:
             raise bad("staging_path_invalid", "a part is uploaded to /v1/staging/TXN/PART")
         txn, part = (parsing.stream_path(name, self._limits) for name in names)
         return Part(access.scope_of(request.principal) + txn, part)
 
-    def _parse_upload(self, request: Request) -> Upload:
-        named = self._part(request)
+    def _parse_upload(self, request: Request, raw: bytes) -> Upload:
+        named = self._part(request, raw)
         chunk = Parameters(request, once=("chunk",), repeatable=()).get("chunk")
         ordinal = 0 if chunk is None else parsing.integer(chunk.encode(), "chunk")
         if ordinal >= self._limits.part_chunks_max:
@@ -327,7 +370,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
 
 
 def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
-    # Whoever asked may be gone by the time that the commit is done.
+    # The client may be gone by the time that the commit is done.
     if not future.done():
         future.set_result(outcome)
 
@@ -347,3 +390,165 @@ def _too_large(what: str, name: str, limit: int) -> RefusedError:
         "Too large",
         f"at most {limit} {what} ({name}): split the commit, or raise the limit",
     )
+
+
+def committed(
+    commit: Commit,
+    outcome: CommitOutcome | Failed | Unknown,
+    may_read: Callable[[str], bool] | None,
+) -> Response:
+    match outcome:
+        case Committed():
+            answer = _readable(commit, describe_commit(commit, outcome), may_read)
+            return _described(answer, duplicate=False, batch=_batch_of(commit))
+        case CommittedInSlices(answer, duplicate):
+            answer = _readable(commit, answer, may_read)
+            return _described(answer, duplicate=duplicate, batch=_batch_of(commit))
+        case CommitDuplicate():
+            answer = _readable(commit, describe_commit(commit, outcome), may_read)
+            return _described(answer, duplicate=True, batch=_batch_of(commit))
+        case CommitReplayed(answer):
+            return _described(_readable(commit, answer, may_read), duplicate=True)
+        case CommitKeyReused(first_used_ms):
+            return refused(
+                409,
+                "idempotency_key_reused",
+                "Idempotency key reused",
+                f"the key was used for another commit at {rfc3339(first_used_ms)}",
+            )
+        case CommitRefused(index, refusal):
+            return at_item(_item_refused(commit.items[index].append.path, refusal), index)
+        case CommitPartial(duplicates):
+            return refused(
+                409,
+                "commit_partial",
+                "Partly done before",
+                f"some appends were made before ({list(duplicates[:10])}) and others not;"
+                " nothing was done",
+            )
+        case BatchDone(batch, matches):
+            shown: dict[str, object] = {
+                "duplicate": True,
+                "batch": batch,
+                "match": matches,
+                "appends": [],
+            }
+            headers = [(b"Content-Type", b"application/json")]
+            return Response(200, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
+        case WriterMissing() | WriterHeld() | WriterQueryChanged() | WriterFenced():
+            return writers.refusal(outcome, missing_status=409)
+        case Failed() | Unknown():
+            return rendering.failed(outcome)
+
+
+def _batch_of(commit: Commit) -> int | None:
+    return None if commit.writer is None else commit.writer.batch
+
+
+def _readable(commit: Commit, answer: bytes, may_read: Callable[[str], bool] | None) -> bytes:
+    """An answer that says of streams which may not be read only that they were appended to."""
+    if may_read is None or all(may_read(item.append.path) for item in commit.items):
+        return answer
+    shown = [
+        append if may_read(append["stream"]) else {"stream": append["stream"]}
+        for append in msgspec.json.decode(answer)["appends"]
+    ]
+    return msgspec.json.encode({"appends": shown})
+
+
+def _described(answer: bytes, *, duplicate: bool, batch: int | None = None) -> Response:
+    published = b"" if batch is None else b'"batch":%d,' % batch
+    body = b'{"duplicate":%b,%b%b' % (b"true" if duplicate else b"false", published, answer[1:])
+    return Response(200, [(b"Content-Type", b"application/json")], body, BROWSER_BLOCK)
+
+
+def _item_refused(path: str, refusal: ItemOutcome) -> Response:
+    match refusal:
+        case ItemMissing():
+            return rendering.missing(path)
+        case ItemDeleted():
+            return rendering.soft_deleted(path)
+        case PartMissing(part):
+            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
+            return refused(409, "part_missing", "No such part", detail)
+        case PartUsed():
+            return _part_used(refusal)
+        case PartIncomplete(part, ordinal):
+            detail = f"{_shown(part)} lacks its chunk {ordinal}"
+            return refused(409, "part_incomplete", "Part incomplete", detail)
+        case PartOverfull(part, chunks, said):
+            detail = f"{_shown(part)} has {chunks} chunks, and the commit says {said}"
+            return refused(409, "part_overfull", "Part overfull", detail)
+        case PartMismatch(part, held, expected):
+            detail = f"{_shown(part)} holds {held}, not {expected}"
+            return refused(409, "part_type_mismatch", "Part type mismatch", detail)
+        case PartTwice(part):
+            detail = f"the commit names {_shown(part)} twice"
+            return refused(400, "part_repeated", "Part repeated", detail)
+        case _:
+            return rendering.appended(path, refusal)
+
+
+def _part_used(used: PartUsed) -> Response:
+    detail = f"{_shown(used.part)} was committed before, at position {used.position}"
+    return refused(409, "part_committed", "Part committed", detail)
+
+
+def _shown(part: Part) -> str:
+    return f"the part {access.without_scope(part.txn)}/{part.part}"
+
+
+def at_item(response: Response, index: int) -> Response:
+    """A problem that says which append of a commit it is about."""
+    assert isinstance(response.body, bytes)
+    body: dict[str, Any] = msgspec.json.decode(response.body)
+    body["item"] = index
+    return Response(response.status, response.headers, msgspec.json.encode(body), response.block)
+
+
+def staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Response:
+    match outcome:
+        case Staged():
+            shown = {
+                "txn": access.without_scope(upload.part.txn),
+                "part": upload.part.part,
+                "chunk": upload.ordinal,
+                "messages": outcome.messages,
+                "bytes": outcome.bytes,
+                "duplicate": outcome.repeated,
+            }
+            status = 200 if outcome.repeated else 201
+            headers = [(b"Content-Type", b"application/json")]
+            return Response(status, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
+        case ChunkConflict(detail):
+            return refused(409, "chunk_conflict", "Chunk conflict", detail)
+        case PartClosed(position):
+            return refused(
+                409,
+                "part_committed",
+                "Part committed",
+                f"the part was committed at position {position}: nothing can be added",
+            )
+        case TooManyParts(parts_max):
+            return refused(
+                429,
+                "too_many_parts",
+                "Too many parts",
+                f"at most {parts_max} parts wait at once (staged_parts_max)",
+                (b"Retry-After", b"60"),
+            )
+        case Failed() | Unknown():
+            return rendering.failed(outcome)
+
+
+def unstaged(outcome: UnstageOutcome | Failed | Unknown) -> Response:
+    match outcome:
+        case PartDropped():
+            return Response(204, [], b"", BROWSER_BLOCK)
+        case PartMissing(part):
+            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
+            return refused(404, "part_missing", "No such part", detail)
+        case PartUsed():
+            return _part_used(outcome)
+        case Failed() | Unknown():
+            return rendering.failed(outcome)

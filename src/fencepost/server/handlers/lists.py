@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,7 +20,7 @@ from fencepost.protocol.logs import parse_instant_ms
 from fencepost.server.access import Seal, may_read, readable_glob
 from fencepost.server.handlers.parsing import bad, calendar_time, rfc3339
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
-from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.handlers.rendering import BROWSER
 from fencepost.server.settings import ServerSettings
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, ListStore
 
@@ -39,18 +39,7 @@ class Lists:
         self._seal = seal  # with authorization: where a list goes on may be a secret
         self._limits = settings.limits
 
-    def handle(self, request: Request) -> Awaitable[Answer] | None:
-        known = {
-            b"/v1/streams": self._streams,
-            b"/v1/producers": self._producers,
-            b"/v1/keys": self._keys,
-        }
-        handler = known.get(request.path)
-        if handler is None:
-            return None
-        return handler(request) if request.method in ("GET", "HEAD") else _no_method()
-
-    async def _streams(self, request: Request) -> Answer:
+    async def streams(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("match", "after", "limit"), repeatable=())
         after = name_after(parameters)
         if self._seal is not None and after.startswith(_SEALED_PATH):
@@ -65,7 +54,7 @@ class Lists:
             following = _SEALED_PATH + self._seal.close(following)
         return _page("streams", [_stream(entry, shown) for entry in page.entries], following)
 
-    async def _producers(self, request: Request) -> Answer:
+    async def producers(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("stream", "match", "after", "limit"), repeatable=())
         path, producer_id = self._key(parameters, 2) or ("", "")
         page = await self._store.list_producers(
@@ -77,7 +66,7 @@ class Lists:
         entries = [_producer(entry) for entry in page.entries]
         return _page("producers", entries, self._token(page.next))
 
-    async def _keys(self, request: Request) -> Answer:
+    async def keys(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("after", "as_of", "limit"), repeatable=())
         stream, principal, key = self._key(parameters, 3) or ("-1", "", "")
         if not stream.removeprefix("-").isdecimal() or len(stream) > 16:
@@ -202,9 +191,3 @@ def _listed_key(entry: ListedKey) -> dict[str, object]:
         "created": rfc3339(entry.created_ms),
         "expires": calendar_time(entry.expires_ms),
     }
-
-
-async def _no_method() -> Answer:
-    return refused(
-        405, "method_not_allowed", "Method not allowed", "use GET", (b"Allow", b"GET, HEAD")
-    )

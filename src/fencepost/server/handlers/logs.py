@@ -8,7 +8,7 @@ that touch streams it selects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -25,12 +25,11 @@ from fencepost.protocol.logs import (
     parse_part,
     parse_position,
 )
-from fencepost.server import arrow
 from fencepost.server.access import readable_selection
+from fencepost.server.handlers import log_formats
 from fencepost.server.handlers.parsing import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
-from fencepost.server.loglines import log_lines
 from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import Published
 from fencepost.store.log_contract import (
@@ -44,7 +43,6 @@ from fencepost.store.log_contract import (
     Pruned,
 )
 
-LOG, PLAN = b"/v1/log", b"/v1/log/plan"
 NDJSON = b"application/x-ndjson"
 
 _NO_STORE = (b"Cache-Control", b"no-store")
@@ -102,7 +100,7 @@ class Waiters:
                 reader.news.set()
 
     def stop(self) -> None:
-        """Let everybody go: the server is going down."""
+        """Wake every reader: the server is going down."""
         self.stopping = True
         for reader in self.readers:
             reader.news.set()
@@ -134,24 +132,15 @@ class Logs:
         self.waiters = Waiters()
         listen(self.waiters.published)
 
-    def handle(self, request: Request) -> Awaitable[Answer] | None:
-        if request.path not in (LOG, PLAN):
-            return None
-        if request.method not in ("GET", "HEAD"):
-            return _no_method()
-        if request.path == PLAN:
-            return self._plan(request)
-        return self._read(request) if request.method == "GET" else self._head()
-
     def stop_waiting(self) -> None:
-        """Answer everyone who waits for news: the server is going down."""
+        """Answer every reader that waits for news: the server is going down."""
         self.waiters.stop()
 
-    async def _head(self) -> Answer:
+    async def head(self, _request: Request) -> Answer:
         head = await self._store.head()
         return Response(200, [(b"Log-Head", b"%d" % head), _NO_STORE, *BROWSER])
 
-    async def _read(self, request: Request) -> Answer:
+    async def read(self, request: Request) -> Answer:
         parameters = Parameters(
             request,
             once=("after", "until", "limit", "part", "live", "pruned"),
@@ -277,7 +266,7 @@ class Logs:
     ) -> AsyncIterator[bytes]:
         ends_ms = self._clock.monotonic_ms() + self._settings.sse_ms
         with waiting:
-            # What was committed since the first piece was read had nobody to tell.
+            # What was committed since the first piece was read woke no reader.
             waiting.news.set()
             while True:
                 chunk, body = found
@@ -294,7 +283,7 @@ class Logs:
                     return  # the reader comes back with its last id and is told why
                 found = again
 
-    async def _plan(self, request: Request) -> Answer:
+    async def plan(self, request: Request) -> Answer:
         parameters = Parameters(
             request,
             once=("after", "until", "rows_max", "bytes_max", "part", "parts", "at"),
@@ -373,19 +362,19 @@ def _form(request: Request) -> _Form:
         piece.partition(b";")[0].strip().lower()
         for piece in request.headers.get(b"accept", b"*/*").split(b",")
     }
-    if arrow.CONTENT_TYPE in accepted:
+    if log_formats.ARROW in accepted:
         try:
-            arrow.require()
-        except arrow.ArrowMissingError:
+            log_formats.require_arrow()
+        except log_formats.ArrowMissingError:
             raise _not_acceptable(
                 "this server has no pyarrow: install fencepost[arrow], or accept JSON lines",
                 "arrow_unavailable",
             ) from None
-        return _Form(arrow.CONTENT_TYPE, arrow.log_stream, arrow.log_stream(None))
+        return _Form(log_formats.ARROW, log_formats.log_stream, log_formats.log_stream(None))
     if accepted & _LINES_ACCEPTED or any(
         kind in (b"", b"*/*", b"application/*") for kind in accepted
     ):
-        return _Form(NDJSON, log_lines, b"")
+        return _Form(NDJSON, log_formats.log_lines, b"")
     raise _not_acceptable(
         "the log comes as application/x-ndjson or as application/vnd.apache.arrow.stream"
     )
@@ -480,9 +469,3 @@ def _split_document(split: Split) -> dict[str, int]:
         "rows": split.weight.rows,
         "bytes": split.weight.bytes,
     }
-
-
-async def _no_method() -> Answer:
-    return refused(
-        405, "method_not_allowed", "Method not allowed", "use GET", (b"Allow", b"GET, HEAD")
-    )

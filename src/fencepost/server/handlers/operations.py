@@ -1,8 +1,13 @@
-"""What an operator or an orchestrator asks: is it alive, can it write, how is it doing."""
+"""What operators and tools ask: health, readiness, metrics, and the OpenAPI document.
+
+The OpenAPI document is written by hand in server/openapi.json. tests/integration/test_openapi.py
+checks it against the server: every route and every error code is in it, and what the server answers
+fits it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from importlib.resources import files
 
 from fencepost.http.messages import Answer, Request, Response
 from fencepost.server.handlers.rendering import BROWSER, refused
@@ -13,23 +18,17 @@ _NO_STORE = (b"Cache-Control", b"no-store")
 
 
 class Operations:
-    """`/healthz`, `/readyz` and `/metrics`."""
+    """`/healthz`, `/readyz`, `/metrics` and `/v1/openapi.json`."""
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
+        self._document = files("fencepost.server").joinpath("openapi.json").read_bytes()
 
-    def handle(self, request: Request) -> Awaitable[Answer] | None:
-        known = {b"/healthz": self._alive, b"/readyz": self._ready, b"/metrics": self._show}
-        handler = known.get(request.path)
-        if handler is None:
-            return None
-        return handler() if request.method in ("GET", "HEAD") else _no_method()
-
-    async def _alive(self) -> Answer:
+    async def healthz(self, _request: Request) -> Answer:
         return _text(b"ok\n")
 
-    async def _ready(self) -> Answer:
+    async def readyz(self, _request: Request) -> Answer:
         failure = await self._store.probe()
         if failure is None:
             return _text(b"ready\n")
@@ -37,23 +36,22 @@ class Operations:
             503,
             "not_ready",
             "Not ready",
-            "the store cannot write",
+            "the store cannot write at the moment: ask again",
             (b"Retry-After", b"1"),
         )
 
-    async def _show(self) -> Answer:
+    async def metrics(self, _request: Request) -> Answer:
         return Response(
             200, [(b"Content-Type", CONTENT_TYPE), _NO_STORE, *BROWSER], self._metrics.render()
         )
+
+    async def openapi(self, _request: Request) -> Answer:
+        # A newer server may describe more, so a cache has to ask again.
+        headers = [(b"Content-Type", b"application/json"), (b"Cache-Control", b"no-cache")]
+        return Response(200, [*headers, *BROWSER], self._document)
 
 
 def _text(body: bytes) -> Response:
     return Response(
         200, [(b"Content-Type", b"text/plain; charset=utf-8"), _NO_STORE, *BROWSER], body
-    )
-
-
-async def _no_method() -> Answer:
-    return refused(
-        405, "method_not_allowed", "Method not allowed", "use GET", (b"Allow", b"GET, HEAD")
     )

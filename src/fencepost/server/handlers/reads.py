@@ -7,7 +7,6 @@ back with the last offset it was told.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from fencepost.clock import Clock
@@ -18,8 +17,13 @@ from fencepost.protocol.offsets import Offset, parse_offset
 from fencepost.protocol.streams import media_type
 from fencepost.server.handlers import rendering
 from fencepost.server.handlers.parsing import bad, query_of, rfc3339
-from fencepost.server.handlers.rendering import BROWSER, next_offset, refused
-from fencepost.server.handlers.truncation import first_offset, retention_headers
+from fencepost.server.handlers.rendering import (
+    BROWSER,
+    first_offset,
+    next_offset,
+    refused,
+    retention_headers,
+)
 from fencepost.server.settings import ServerSettings
 from fencepost.server.tails import Following, Tails, control_event, encode_events
 from fencepost.store.contract import (
@@ -59,14 +63,18 @@ class Reads:
         self._tails = tails
         self._clock = clock
         self._settings = settings
-        self.stopping = asyncio.Event()
-        """Set when the server drains: whoever waits is told to come back."""
+        self._stopping = False
+
+    def stop_waiting(self) -> None:
+        """Answer every reader that waits for news: the server is going down."""
+        self._stopping = True
+        self._tails.wake()
 
     async def head(self, path: str) -> Response:
         """What there is to know about a stream without reading it. Does not count as a use."""
         info = await self._store.look(path, touch=False)
         if not isinstance(info, StreamInfo):
-            return _not_there(info)
+            return _not_there(path, info)
         headers = [
             (b"Content-Type", info.content_type.encode()),
             next_offset(info.tail),
@@ -93,7 +101,7 @@ class Reads:
         news = self._tails.news
         info = await self._store.look(path, touch=True)
         if not isinstance(info, StreamInfo):
-            return _not_there(info)
+            return _not_there(path, info)
         if isinstance(offset, Offset):
             after = offset
         else:
@@ -148,7 +156,7 @@ class Reads:
                 tail.look()
                 latest = await self._latest(info)
                 if not isinstance(latest, StreamInfo):
-                    return _not_there(latest)
+                    return _not_there(info.path, latest)
                 info = latest
         if after == info.tail:
             headers = self._chunk_headers(Chunk(info, after, after, b""))
@@ -214,7 +222,7 @@ class Reads:
 
     async def _changed(self, tail: Following, timeout_s: float) -> bool:
         """Wait for the stream to change; false when time is up or the server is going down."""
-        return not self.stopping.is_set() and await tail.changed(timeout_s)
+        return not self._stopping and await tail.changed(timeout_s)
 
     async def _latest(
         self, info: StreamInfo
@@ -233,17 +241,20 @@ class Reads:
             case Chunk():
                 return chunk
             case BadOffset():
-                return refused(400, "offset_invalid", "Bad offset", "the stream has no such offset")
+                detail = (
+                    f"no message of {info.path!r} ends at {after}: use an offset that it gave out"
+                )
+                return refused(400, "offset_invalid", "Bad offset", detail)
             case Truncated(first):
                 return refused(
                     410,
                     "offset_truncated",
                     "Offset no longer kept",
-                    f"the first offset still kept is {first}",
+                    f"{info.path!r} no longer keeps what came before {first}: read from there",
                     (b"Stream-First-Offset", str(first).encode()),
                 )
             case Missing():
-                return rendering.missing()
+                return rendering.missing(info.path)
 
     def _cursor(self, sent: str | None) -> int:
         return next_cursor(sent, now_ms=self._clock.now_ms(), dice=self._clock.random())
@@ -287,19 +298,22 @@ def _offset_of(query: dict[str, str], *, required: bool) -> Offset | str:
     text = query.get("offset")
     if text is None:
         if required:
-            raise bad("offset_missing", "a live read needs an offset")
+            raise bad(
+                "offset_missing",
+                "a live read needs offset=: an offset, -1 for the beginning, or now",
+            )
         return "-1"
     parsed = parse_offset(text)
     if parsed is None:
-        raise bad("offset_invalid", "the offset is not one that this server has given out")
+        raise bad("offset_invalid", f"offset={text!r} is not an offset that this server gave out")
     return parsed
 
 
-def _not_there(outcome: Missing | SoftDeleted | Failed | Unknown) -> Response:
+def _not_there(path: str, outcome: Missing | SoftDeleted | Failed | Unknown) -> Response:
     match outcome:
         case Missing():
-            return rendering.missing()
+            return rendering.missing(path)
         case SoftDeleted():
-            return rendering.soft_deleted()
+            return rendering.soft_deleted(path)
         case Failed() | Unknown():
             return rendering.failed(outcome)

@@ -37,6 +37,7 @@ from fencepost.protocol.creates import (
 )
 from fencepost.protocol.offsets import Offset, wire
 from fencepost.protocol.rates import TooFast
+from fencepost.protocol.retention import Retention
 from fencepost.server.handlers.parsing import rfc3339
 from fencepost.store.contract import Failed, Missing, SoftDeleted, Unknown
 
@@ -46,7 +47,7 @@ BROWSER: Headers = [
     (b"Access-Control-Allow-Origin", b"*"),
     (b"Access-Control-Expose-Headers", b"*"),
 ]
-"""What every answer tells a browser."""
+"""The headers that every answer has for a browser."""
 
 BROWSER_BLOCK = b"".join(b"%b: %b\r\n" % header for header in BROWSER)
 """The same, rendered."""
@@ -73,14 +74,29 @@ def _version(tail: Offset) -> tuple[bytes, bytes]:
     return (b"Stream-Version", b"%d" % (tail.messages - 1))
 
 
-def missing() -> Response:
-    return refused(404, "stream_not_found", "No such stream", "there is no stream at this path")
+def first_offset(first: Offset) -> tuple[bytes, bytes]:
+    """Where the stream begins."""
+    return (b"Stream-First-Offset", wire(first))
 
 
-def soft_deleted() -> Response:
-    return refused(
-        410, "stream_deleted", "Stream deleted", "the stream was deleted; only its forks remain"
+def retention_headers(retention: Retention) -> Headers:
+    """A stream's own retention, as it was asked for."""
+    named = (
+        (b"Stream-Retention-Age", retention.age_s),
+        (b"Stream-Retention-Bytes", retention.bytes),
+        (b"Stream-Retention-Messages", retention.messages),
     )
+    return [(name, b"%d" % value) for name, value in named if value is not None]
+
+
+def missing(path: str) -> Response:
+    detail = f"no stream at {path!r}: create it with PUT, or append with Stream-Auto-Create"
+    return refused(404, "stream_not_found", "No such stream", detail)
+
+
+def soft_deleted(path: str) -> Response:
+    detail = f"the stream at {path!r} was deleted; only its forks remain, use another path"
+    return refused(410, "stream_deleted", "Stream deleted", detail)
 
 
 def failed(outcome: Failed | Unknown) -> Response:
@@ -106,7 +122,9 @@ def failed(outcome: Failed | Unknown) -> Response:
     )
 
 
-def appended(outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown) -> Response:
+def appended(
+    path: str, outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown
+) -> Response:
     """The answer to a POST."""
     match outcome:
         case Appended():
@@ -118,9 +136,9 @@ def appended(outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown) 
         case AlreadyClosed(tail):
             return _plain(204, next_offset(tail), _version(tail), _CLOSED)
         case Missing():
-            return missing()
+            return missing(path)
         case SoftDeleted():
-            return soft_deleted()
+            return soft_deleted(path)
         case Failed() | Unknown():
             return failed(outcome)
         case KeyReused() | KeyDisagrees() | OtherContent() | ProducerMoved() | TailMoved():
@@ -128,10 +146,11 @@ def appended(outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown) 
         case NotHolder() | EpochGuarded() | TooFast():
             return _not_yours(outcome)
         case _:
-            return _out_of_order(outcome)
+            return _out_of_order(path, outcome)
 
 
 def _out_of_order(
+    path: str,
     outcome: StreamClosed | StaleEpoch | EpochStart | SequenceGap | TypeMismatch | SeqRegression,
 ) -> Response:
     """What the public protocol refuses."""
@@ -141,7 +160,7 @@ def _out_of_order(
                 409,
                 "stream_closed",
                 "Stream closed",
-                "the stream is closed and takes no more appends",
+                f"the stream at {path!r} is closed and takes no more appends",
                 next_offset(tail),
                 _CLOSED,
             )
@@ -174,7 +193,7 @@ def _out_of_order(
                 409,
                 "content_type_mismatch",
                 "Content type mismatch",
-                f"the stream holds {expected_type}",
+                f"the stream at {path!r} holds {expected_type}: send that Content-Type",
             )
         case SeqRegression(last):
             return refused(
@@ -193,7 +212,8 @@ def _not_yours(outcome: NotHolder | EpochGuarded | TooFast) -> Response:
                 403,
                 "producer_held",
                 "Held by another",
-                "another principal holds this epoch, and going on in it is for its holder only",
+                "another principal holds this epoch, and only its holder may go on in it:"
+                " raise the epoch, or use another producer id",
             )
         case EpochGuarded(left_ms):
             when = "" if left_ms is None else " before its holder has sent nothing for too long,"
@@ -234,7 +254,7 @@ def _unmet(
                 409,
                 "idempotency_key_reused",
                 "Idempotency key reused",
-                f"the key was used for another request at {rfc3339(first_used_ms)}",
+                f"the key was used for another request at {rfc3339(first_used_ms)}: use a new key",
             )
         case KeyDisagrees():
             return refused(
@@ -284,7 +304,7 @@ def _accepted(outcome: Appended) -> Response:
     if producer is None:
         return Response(204, [], b"", block)
     block += b"Producer-Epoch: %d\r\nProducer-Seq: %d\r\n" % (producer.epoch, producer.seq)
-    # 200 says that new data was stored; closing without any is a 204, whoever closes.
+    # 200 says that new data was stored; closing without any is a 204, with a producer too.
     return Response(204 if outcome.start == outcome.tail else 200, [], b"", block)
 
 
@@ -325,7 +345,7 @@ def _duplicate(outcome: Duplicate) -> Response:
     return Response(204, headers)
 
 
-def created(outcome: CreateOutcome | Failed | Unknown, location: bytes) -> Response:
+def created(path: str, outcome: CreateOutcome | Failed | Unknown, location: bytes) -> Response:
     """The answer to a PUT."""
     match outcome:
         case Created():
@@ -339,15 +359,21 @@ def created(outcome: CreateOutcome | Failed | Unknown, location: bytes) -> Respo
                 409,
                 "path_blocked",
                 "Path blocked",
-                "the stream at this path was deleted but its forks still use it",
+                f"the stream at {path!r} was deleted, but its forks still use it: use another path",
             )
-        case SourceMissing(path):
+        case SourceMissing(source):
             return refused(
-                404, "fork_source_not_found", "No such source", f"there is no stream at {path}"
+                404,
+                "fork_source_not_found",
+                "No such source",
+                f"no stream at {source!r}: nothing to fork",
             )
-        case SourceDeleted(path):
+        case SourceDeleted(source):
             return refused(
-                409, "fork_source_deleted", "Source deleted", f"the stream at {path} was deleted"
+                409,
+                "fork_source_deleted",
+                "Source deleted",
+                f"the stream at {source!r} was deleted: fork another one",
             )
         case SourceTypeMismatch(expected_type):
             return refused(

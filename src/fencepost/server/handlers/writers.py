@@ -8,7 +8,6 @@ problem beside its code.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -41,8 +40,6 @@ from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import Failure, Store
 from fencepost.store.log_contract import ListStore
 
-ROOT = b"/v1/writers"
-_BELOW = b"/v1/writers/"
 _NO_STORE = (b"Cache-Control", b"no-store")
 
 
@@ -108,23 +105,12 @@ class Writers:
         self._lists = lists
         self._limits = settings.limits
 
-    def handle(self, request: Request) -> Awaitable[Answer] | None:
-        if request.path == ROOT:
-            if request.method in ("GET", "HEAD"):
-                return self._list(request)
-            return _no_method(b"GET, HEAD")
-        if not request.path.startswith(_BELOW):
-            return None
-        known = {"GET": self._show, "HEAD": self._show, "POST": self._open, "DELETE": self._forget}
-        handler = known.get(request.method)
-        return _no_method(b"GET, HEAD, POST, DELETE") if handler is None else handler(request)
+    def _name(self, raw: bytes) -> str:
+        return parsing.stream_path(raw, self._limits)
 
-    def _name(self, request: Request) -> str:
-        return parsing.stream_path(request.path[len(_BELOW) :], self._limits)
-
-    async def _open(self, request: Request) -> Answer:
+    async def open(self, request: Request, raw: bytes) -> Answer:
         access.writing_allowed(request)
-        name = self._name(request)
+        name = self._name(raw)
         try:
             body = _OPEN.decode(request.body)
         except msgspec.DecodeError as error:
@@ -144,8 +130,8 @@ class Writers:
         self._store.open_writer(opening, lambda outcome: _resolve(answered, outcome))
         return _opened(await answered)
 
-    async def _show(self, request: Request) -> Answer:
-        name = self._name(request)
+    async def show(self, request: Request, raw: bytes) -> Answer:
+        name = self._name(raw)
         found = await self._store.find_writer(name)
         principal = request.principal
         if not isinstance(found, Writer):
@@ -154,8 +140,8 @@ class Writers:
             return refusal(WriterMissing())
         return _json(shown(found))
 
-    async def _forget(self, request: Request) -> Answer:
-        name = self._name(request)
+    async def forget(self, request: Request, raw: bytes) -> Answer:
+        name = self._name(raw)
         principal = request.principal
         owner = None if access.overrides(principal) else access.name_of(principal)
         answered: asyncio.Future[WriterForgetOutcome | Failure] = _future()
@@ -169,7 +155,7 @@ class Writers:
             case _:
                 return rendering.failed(outcome)
 
-    async def _list(self, request: Request) -> Answer:
+    async def list(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("match", "after", "limit"), repeatable=())
         match = parameters.get("match")
         principal = request.principal
@@ -192,7 +178,7 @@ def refusal(outcome: WriterRefusal, *, missing_status: int = 404) -> Response:
     """Why something is not done in the name of a writer."""
     match outcome:
         case WriterMissing():
-            detail = "nobody opened a writer of this name, or it was forgotten: open a run first"
+            detail = "no writer of this name was opened, or it was forgotten: open a run first"
             title = "No such writer"
             if missing_status == 404:
                 return refused(404, "writer_not_found", title, detail)
@@ -256,11 +242,6 @@ def _future() -> asyncio.Future[Any]:
 
 
 def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
-    # Whoever asked may be gone by the time that the commit is done.
+    # The client may be gone by the time that the commit is done.
     if not future.done():
         future.set_result(outcome)
-
-
-async def _no_method(allowed: bytes) -> Answer:
-    detail = "a writer knows GET, HEAD, POST and DELETE, the list of them GET and HEAD"
-    return refused(405, "method_not_allowed", "Method not allowed", detail, (b"Allow", allowed))

@@ -2,7 +2,7 @@
 
 Refusals here have the shape that the public protocol gives them, `{"error": {"code": ...}}`, with
 the fields of a problem (RFC 9457) beside it, so that a client which knows either finds its way.
-Fields that nobody knows are passed over, as the protocol's extensions require.
+Unknown fields are ignored, as the protocol's extensions require.
 """
 
 from __future__ import annotations

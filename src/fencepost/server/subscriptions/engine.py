@@ -1,12 +1,12 @@
 """The engine: holds every subscription, wakes workers when there is work, and keeps time.
 
 Everything here follows one pattern: a rule decides on the state in memory, what changed goes into
-the open group commit in the same stretch on the event loop, and nobody is told before it is on
+the open group commit in the same stretch on the event loop, and no client is told before it is on
 disk. A webhook is called, and a request answered, only from there. A commit that fails takes the
 state in memory with it: `reset` loads what is really on disk.
 
 After a restart nothing is special: wakes that were due are due, leases run on, and a subscription
-whose streams moved on while nobody looked is woken, because pending work is a matter of cursors and
+whose streams moved on meanwhile is woken, because pending work is a matter of cursors and
 tails, both of them on disk.
 """
 
@@ -45,23 +45,27 @@ from fencepost.protocol.subscriptions import (
     decide_wake,
     snapshot_acks,
 )
-from fencepost.server.subscriptions.deliveries import Deliveries
-from fencepost.server.subscriptions.keys import SigningKey
-from fencepost.server.subscriptions.outcomes import (
+from fencepost.server.subscriptions.registry import (
     Acked,
     ConfigConflict,
     Counts,
     Made,
+    Registry,
+    Scan,
+    Timers,
     TooMany,
     WakeName,
 )
-from fencepost.server.subscriptions.registry import Registry
-from fencepost.server.subscriptions.scans import Scan
+from fencepost.server.subscriptions.security import SigningKey, Token, Tokens
 from fencepost.server.subscriptions.settings import SubscriptionSettings
-from fencepost.server.subscriptions.showing import shown_streams
-from fencepost.server.subscriptions.timers import Timers
-from fencepost.server.subscriptions.tokens import Token, Tokens
-from fencepost.server.subscriptions.webhooks import Delivered, Delivery, Undelivered, Webhooks
+from fencepost.server.subscriptions.webhooks import (
+    Delivered,
+    Deliveries,
+    Delivery,
+    Undelivered,
+    Webhooks,
+    shown_streams,
+)
 from fencepost.store.contract import Failed, Failure, LiveStream, Published, SubscriptionStore
 
 log = logging.getLogger(__name__)
@@ -213,7 +217,7 @@ class Engine:
         return link
 
     def delete(self, subscription: Subscription) -> None:
-        """End a subscription; whoever still works for it is refused from now on."""
+        """End a subscription; its workers are refused from now on."""
         self.registry.remove(subscription)
         self._store.delete(subscription)
 
@@ -260,7 +264,7 @@ class Engine:
     def claim(
         self, subscription: Subscription, worker: str
     ) -> Claimed | AlreadyClaimed | NothingPending:
-        """Give the lease to `worker`, if nobody has it and there is work."""
+        """Give the lease to `worker`, if no other worker has it and there is work."""
         outcome = decide_claim(
             subscription.wake,
             worker=worker,
@@ -448,7 +452,7 @@ class Engine:
 
     def _save(self, subscription: Subscription) -> None:
         self._store.save_wake(subscription)
-        self._store.after(_nobody_waits)
+        self._store.after(_ignore)
         self.schedule(subscription)
 
     def _wake_id(self) -> str:
@@ -529,7 +533,7 @@ class Engine:
     def delivered(
         self, subscription: Subscription, wake: Wake, delivery: Delivery, started_ms: int
     ) -> None:
-        """Take down what came of a delivery, unless its wake is over by now."""
+        """Note the result of a delivery, unless its wake is over by now."""
         self.counts.delivered += isinstance(delivery, Delivered)
         self.counts.undelivered += isinstance(delivery, Undelivered)
         now = subscription.wake
@@ -558,5 +562,5 @@ class Engine:
             self._save(subscription)
 
 
-def _nobody_waits(failure: Failure | None) -> None:
-    """A change that no request waits for still has to be committed; its failure is a reset."""
+def _ignore(failure: Failure | None) -> None:
+    """No request waits for this change; it is committed all the same, and a failure is a reset."""

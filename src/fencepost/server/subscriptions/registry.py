@@ -1,15 +1,20 @@
-"""All subscriptions in memory, found by name, by the streams they watch and by what they match.
+"""All subscriptions in memory: what the engine looks up, notes and answers.
 
-Every commit asks who watches the streams it changed, and every new stream whose pattern it fits, so
-both answers are kept ready: links by path, and patterns by their first segment.
+Every commit asks which subscriptions watch the streams that it changed, and every new stream asks
+whose pattern it fits, so `Registry` keeps both answers ready: links by path, and patterns by their
+first segment. `Scan` holds what changes while a new subscription reads the list of streams.
+`Timers` says which subscription to look at when. The result types of the engine are at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
+from fencepost.protocol.offsets import Offset
 from fencepost.protocol.subscriptions import Link, Subscription
+from fencepost.store.contract import LiveStream
 
 K = TypeVar("K")
 
@@ -112,3 +117,121 @@ def _take(lists: dict[K, list[Subscription]], key: K, subscription: Subscription
     lists[key].remove(subscription)
     if not lists[key]:
         del lists[key]
+
+
+class Scan:
+    """A look at all streams takes a while, off the event loop; this holds what it cannot see."""
+
+    def __init__(self) -> None:
+        self.created: dict[int, LiveStream] = {}
+        self.removed: set[int] = set()
+        self.tails: dict[int, Offset] = {}
+        self.void = False  # a commit failed meanwhile: what was seen may not have happened
+
+    def streams(
+        self, found: Iterable[LiveStream], matches: Callable[[str], bool]
+    ) -> Iterator[LiveStream]:
+        """The streams there are now, with their tails now, given those `found` on disk."""
+        created = {key: live for key, live in self.created.items() if matches(live.path)}
+        for live in found:
+            created.pop(live.id, None)
+            if live.id not in self.removed:
+                yield self._now(live)
+        for live in created.values():
+            if live.id not in self.removed:
+                yield self._now(live)
+
+    def at(self, path: str, live: LiveStream | None) -> LiveStream | None:
+        """The stream at `path` now, given the one that was found there."""
+        newest = live
+        for one in self.created.values():
+            # Incarnations are numbered in order.
+            if one.path == path and (newest is None or one.id > newest.id):
+                newest = one
+        return None if newest is None or newest.id in self.removed else self._now(newest)
+
+    def _now(self, live: LiveStream) -> LiveStream:
+        tail = self.tails.get(live.id)
+        # A look at the database may see more than was told by then.
+        if tail is None or tail.bytes <= live.tail.bytes:
+            return live
+        return live._replace(tail=tail)
+
+
+class Timers:
+    """Due times by key. An earlier time replaces a later one; a later one waits for the look."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._live: dict[int, int] = {}
+
+    def set(self, key: int, due_ms: int) -> bool:
+        """Have `key` come up at `due_ms`; true when that is sooner than what was set before."""
+        before_ms = self._live.get(key)
+        if before_ms is not None and before_ms <= due_ms:
+            # A key that comes up early is looked at again, and its timer is then set right.
+            # Otherwise every heartbeat of a lease would leave an entry behind.
+            return False
+        self._live[key] = due_ms
+        heapq.heappush(self._heap, (due_ms, key))
+        return True
+
+    def take_due(self, now_ms: int) -> list[int]:
+        """The keys whose time has come, each once; their timers are gone."""
+        taken = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            due_ms, key = heapq.heappop(self._heap)
+            if self._live.get(key) == due_ms:
+                del self._live[key]
+                taken.append(key)
+        return taken
+
+    def next_ms(self) -> int | None:
+        """When to look again, or None."""
+        return self._heap[0][0] if self._heap else None
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._live.clear()
+
+
+class Made(NamedTuple):
+    """The subscription exists as asked; `created` when it did not before."""
+
+    subscription: Subscription
+    created: bool
+
+
+class ConfigConflict(NamedTuple):
+    """The name is taken by a subscription with another configuration."""
+
+
+class TooMany(NamedTuple):
+    """A limit is reached; `limit` is its name, `allowed` its value."""
+
+    limit: str
+    allowed: int
+
+
+class Acked(NamedTuple):
+    """The acks are applied; `next_wake` when there is more to do."""
+
+    next_wake: bool
+
+
+class WakeName(NamedTuple):
+    """The wake that a worker means: as its token says, and as its request says."""
+
+    token_generation: int
+    generation: int
+    wake_id: str
+
+
+class Counts:
+    """What happened since the start, for the metrics."""
+
+    __slots__ = ("acks", "claims", "delivered", "expired", "fenced", "undelivered", "wakes")
+
+    def __init__(self) -> None:
+        self.wakes = self.delivered = self.undelivered = 0
+        self.claims = self.acks = self.fenced = self.expired = 0

@@ -1,7 +1,9 @@
-"""Calling webhooks: one signed POST, to a checked address, within limits, and no redirect followed.
+"""Delivering wakes to webhooks: one signed POST for each wake, a bounded number at once.
 
-The connection is made by a network backend of our own, which asks the guard for the addresses of
-the host and connects to one of exactly those. The name stays what TLS verifies.
+`Deliveries` starts a delivery once its wake is on disk and reports the result to the engine, which
+decides what follows. `Webhooks` is the HTTP client: it connects only to addresses that the guard
+has checked, stays within its limits, and follows no redirect. The name in the URL stays what TLS
+verifies. `Crew` runs a bounded number of deliveries at a time.
 """
 
 from __future__ import annotations
@@ -9,15 +11,145 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import httpcore
 import msgspec
 
-from fencepost.server.subscriptions.guard import Guard, UnsafeTargetError
+from fencepost.clock import Clock
+from fencepost.protocol.subscriptions import Link, Seen, Subscription, Wake
+from fencepost.server.subscriptions.registry import Registry
+from fencepost.server.subscriptions.security import Guard, SigningKey, UnsafeTargetError
+from fencepost.server.subscriptions.settings import SubscriptionSettings
+from fencepost.store.contract import Failure, SubscriptionStore
 
 log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """The engine, as its deliveries see it."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    def now_ms(self) -> int: ...
+
+    def token(self, subscription: Subscription) -> str: ...
+
+    def delivered(
+        self, subscription: Subscription, wake: Wake, delivery: Delivery, started_ms: int
+    ) -> None:
+        """Note the result of a delivery."""
+        ...
+
+    def schedule(self, subscription: Subscription) -> None:
+        """Look when there is something to do next."""
+        ...
+
+
+class Deliveries:
+    """Webhook requests of one engine."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        store: SubscriptionStore,
+        clock: Clock,
+        settings: SubscriptionSettings,
+        *,
+        webhooks: Webhooks,
+        signing: SigningKey,
+    ) -> None:
+        self._owner = owner
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._webhooks = webhooks
+        self._signing = signing
+        self._crew = Crew(settings.deliveries_max)
+        self._under_way: dict[int, tuple[int, int]] = {}
+        self._attempts = 0
+
+    @property
+    def count(self) -> int:
+        """Requests that wait for an answer."""
+        return self._crew.working_count
+
+    def has(self, subscription: Subscription) -> bool:
+        """Whether the current wake of a subscription is being delivered."""
+        attempt = self._under_way.get(subscription.id)
+        return attempt is not None and attempt[0] == subscription.wake.generation
+
+    def forget(self) -> None:
+        """Drop those that have not begun, and ignore the results of the others."""
+        self._crew.forget()
+        self._under_way.clear()
+
+    async def run(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """Deliver until `meanwhile` ends or is cancelled."""
+        await self._crew.run(meanwhile)
+
+    async def drain(self, seconds_max: float) -> None:
+        """Start no more, and wait for those under way."""
+        await self._crew.drain(seconds_max)
+
+    def begin(self, subscription: Subscription) -> None:
+        """Deliver the current wake once it is on disk."""
+        self._attempts += 1
+        attempt = (subscription.wake.generation, self._attempts)
+        self._under_way[subscription.id] = attempt
+        self._store.after(partial(self._deliverable, subscription, attempt))
+
+    def _deliverable(
+        self, subscription: Subscription, attempt: tuple[int, int], failure: Failure | None
+    ) -> None:
+        """The wake is on disk: send it."""
+        if failure is None:
+            self._crew.add(partial(self._deliver, subscription, attempt))
+
+    async def _deliver(self, subscription: Subscription, attempt: tuple[int, int]) -> None:
+        owner, wake = self._owner, subscription.wake
+        current = owner.registry.holds(subscription) and wake.generation == attempt[0]
+        try:
+            # A callback may have come for an earlier attempt while this one waited its turn.
+            if current and wake.next_attempt_ms is not None:
+                started_ms = owner.now_ms()
+                delivery = await self._post(subscription)
+                owner.delivered(subscription, wake, delivery, started_ms)
+        except Exception:
+            log.exception("a delivery failed in an unexpected way")
+            owner.delivered(subscription, wake, Undelivered("internal error"), started_ms=0)
+        finally:
+            if self._under_way.get(subscription.id) == attempt:
+                del self._under_way[subscription.id]
+            if owner.registry.holds(subscription):
+                owner.schedule(subscription)
+
+    async def _post(self, subscription: Subscription) -> Delivery:
+        config, wake = subscription.config, subscription.wake
+        assert config.webhook_url is not None
+        body = msgspec.json.encode(
+            {
+                "subscription_id": subscription.name,
+                "wake_id": wake.wake_id,
+                "generation": wake.generation,
+                "streams": show_wake(subscription),
+                "callback_url": callback_url(subscription),
+                "callback_token": self._owner.token(subscription),
+            }
+        )
+        headers = [
+            (b"Content-Type", b"application/json"),
+            (b"User-Agent", b"fencepost"),
+            (b"Webhook-Signature", self._signing.signature(body, now_ms=self._clock.now_ms())),
+        ]
+        timeout_ms = min(self._settings.delivery_timeout_ms, config.lease_ttl_ms)
+        return await self._webhooks.post(config.webhook_url, body, headers, timeout_ms=timeout_ms)
+
 
 KEEPALIVE_SECONDS = 10.0
 
@@ -145,3 +277,91 @@ def _is_done(body: bytes) -> bool:
         return msgspec.json.decode(body, type=_Answer).done
     except (msgspec.DecodeError, RecursionError):
         return False
+
+
+Job = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Crew:
+    """Runs jobs, at most `size` at a time, inside the task group of `run`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._waiting: deque[Job] = deque()
+        self._working: set[asyncio.Task[None]] = set()
+        self._parent: asyncio.TaskGroup | None = None
+        self._stopping = False
+
+    @property
+    def working_count(self) -> int:
+        return len(self._working)
+
+    def add(self, job: Job) -> None:
+        """Do `job` when it is its turn. It must not raise."""
+        self._waiting.append(job)
+        self._start()
+
+    def forget(self) -> None:
+        """Drop the jobs that have not begun."""
+        self._waiting.clear()
+
+    async def run(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """Work until `meanwhile` ends or is cancelled; jobs under way are then cancelled too."""
+        async with asyncio.TaskGroup() as parent:
+            self._parent = parent
+            self._start()
+            try:
+                await meanwhile()
+            finally:
+                self._parent = None
+
+    async def drain(self, seconds_max: float) -> None:
+        """Begin no more jobs, and wait for those under way."""
+        self._stopping = True
+        if self._working:
+            await asyncio.wait(self._working, timeout=seconds_max)
+
+    def _start(self) -> None:
+        while (
+            self._waiting
+            and self._parent is not None
+            and not self._stopping
+            and len(self._working) < self._size
+        ):
+            task = self._parent.create_task(self._waiting.popleft()())
+            self._working.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        self._start()
+
+
+def shown_streams(subscription: Subscription) -> list[tuple[Link, Seen]]:
+    """The streams of the current wake that are still what they were and not done with."""
+    return [
+        (link, seen)
+        for seen in subscription.wake.snapshot
+        if (link := subscription.links.get(seen.path)) is not None
+        and link.stream_id == seen.stream_id
+        and link.is_pending
+    ]
+
+
+def show_wake(subscription: Subscription) -> list[dict[str, object]]:
+    """The streams of the current wake, as a worker is told about them."""
+    return [
+        {
+            "path": link.path,
+            "link_type": link.type,
+            "acked_offset": str(link.acked),
+            "tail_offset": str(seen.tail),
+            "has_pending": seen.tail.bytes > link.acked.bytes,
+        }
+        for link, seen in shown_streams(subscription)
+    ]
+
+
+def callback_url(subscription: Subscription) -> str:
+    """Where a webhook's worker reports back."""
+    return f"{subscription.base_url}/subscriptions/{quote(subscription.name, safe='')}/callback"

@@ -13,7 +13,7 @@ from fencepost.http.connection import Connection
 from fencepost.http.listener import Listening
 from fencepost.http.messages import Response
 from fencepost.http.settings import HttpSettings
-from tests.unit.server.rawhttp import (
+from tests.unit.http.rawhttp import (
     QUICK,
     Client,
     Reply,

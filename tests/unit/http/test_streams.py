@@ -11,7 +11,7 @@ import pytest
 from fencepost.http.connection import Connection
 from fencepost.http.messages import Response, StreamingResponse
 from fencepost.http.settings import HttpSettings
-from tests.unit.server.rawhttp import ScriptedApp, connected, get, post, serving, until
+from tests.unit.http.rawhttp import ScriptedApp, connected, get, post, serving, until
 
 
 class Source:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from fencepost.http.connection import Connection
 from fencepost.http.messages import Response
 from fencepost.http.settings import HttpSettings
-from tests.unit.server.rawhttp import (
+from tests.unit.http.rawhttp import (
     QUICK,
     ScriptedApp,
     connected,

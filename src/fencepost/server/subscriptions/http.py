@@ -1,13 +1,16 @@
 """The HTTP surface of subscriptions, below /v1/stream/__ds/: parse, let the engine decide, answer.
 
-Every answer waits until what it says is on disk, refusals included.
+Each public method of `SubscriptionHandlers` is one row of `routes.py`. Every answer, refusals
+included, waits until what it says is on disk. `bodies.py` reads the request bodies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -22,10 +25,11 @@ from fencepost.protocol.subscriptions import (
     BadAck,
     Config,
     Fenced,
+    Link,
     NothingPending,
     Subscription,
 )
-from fencepost.server.handlers.rendering import BROWSER, failed, refused
+from fencepost.server.handlers.rendering import BROWSER, failed
 from fencepost.server.subscriptions.bodies import (
     GENERATION_MAX,
     AckBody,
@@ -41,17 +45,20 @@ from fencepost.server.subscriptions.bodies import (
     too_many,
 )
 from fencepost.server.subscriptions.engine import Engine
-from fencepost.server.subscriptions.guard import Guard, UnsafeTargetError
-from fencepost.server.subscriptions.keys import SigningKey
-from fencepost.server.subscriptions.outcomes import ConfigConflict, Made, TooMany, WakeName
+from fencepost.server.subscriptions.registry import ConfigConflict, Made, TooMany, WakeName
+from fencepost.server.subscriptions.security import (
+    BadToken,
+    Guard,
+    SigningKey,
+    Token,
+    Tokens,
+    UnsafeTargetError,
+)
 from fencepost.server.subscriptions.settings import SubscriptionSettings
-from fencepost.server.subscriptions.showing import show_subscription, show_wake
-from fencepost.server.subscriptions.tokens import BadToken, Token, Tokens
+from fencepost.server.subscriptions.webhooks import show_wake
 from fencepost.store.contract import Failed, Unknown
 
 ROOT = b"/v1/stream/__ds/"
-SUBSCRIPTIONS = b"subscriptions/"
-JWKS = b"jwks.json"
 
 _HOST = re.compile(rb"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -59,7 +66,7 @@ _NO_STORE = (b"Cache-Control", b"no-store")
 
 
 class SubscriptionHandlers:
-    """Takes every request below the reserved prefix."""
+    """The handlers of subscriptions; `run` calls them."""
 
     def __init__(
         self,
@@ -75,55 +82,19 @@ class SubscriptionHandlers:
         self._settings = settings
         self._bodies = Bodies(settings, limits)
 
-    def handle(self, request: Request) -> Awaitable[Answer] | None:
-        if not request.path.startswith(ROOT):
-            return None
-        path = request.path[len(ROOT) :]
-        if path == JWKS:
-            return show_keys(request, self._engine.signing)
-        if not path.startswith(SUBSCRIPTIONS):
-            return None
-        return self._answer(request, path[len(SUBSCRIPTIONS) :])
-
-    async def _answer(self, request: Request, path: bytes) -> Answer:
-        raw_name, _, action = path.partition(b"/")
+    async def run(
+        self, handler: SubscriptionHandler, request: Request, raw: bytes, *rest: bytes
+    ) -> Answer:
+        """Call one of the methods below, for the subscription whose id is `raw` in the URL."""
         try:
-            name = self._bodies.name("a subscription's id", _text(raw_name))
-            return await self._dispatch(request, name, action)
+            name = self._bodies.name("a subscription's id", _text(raw))
+            return await handler(self, request, name, *map(_text, rest))
         except SubscriptionRefusedError as refusal:
             return await self._durably(refusal.response)
 
-    async def _dispatch(self, request: Request, name: str, action: bytes) -> Answer:
-        method = request.method
-        if action == b"":
-            if method == "PUT":
-                return await self._put(request, name)
-            if method in ("GET", "HEAD"):
-                return await self._get(request, name)
-            if method == "DELETE":
-                return await self._delete(request, name)
-            return _no_method(b"GET, HEAD, PUT, DELETE")
-        if action.startswith(b"streams/"):
-            if method != "DELETE":
-                return _no_method(b"DELETE")
-            return await self._unlink(request, name, _text(action[len(b"streams/") :]))
-        actions = {
-            b"streams": self._link,
-            b"claim": self._claim,
-            b"ack": self._ack,
-            b"callback": self._ack,
-            b"release": self._release,
-        }
-        handler = actions.get(action)
-        if handler is None:
-            return refused(404, "not_found", "Not found", "there is nothing at this path")
-        if method != "POST":
-            return _no_method(b"POST")
-        return await handler(request, name)
-
     # Subscriptions
 
-    async def _put(self, request: Request, name: str) -> Answer:
+    async def put(self, request: Request, name: str) -> Answer:
         config = self._bodies.config(parse(request, CreateBody))
         base_url = _base_url(request)
         existing = self._engine.find(name)
@@ -160,7 +131,7 @@ class SubscriptionHandlers:
         except (OSError, UnicodeError, TimeoutError):
             return
 
-    async def _get(self, request: Request, name: str) -> Answer:
+    async def get(self, request: Request, name: str) -> Answer:
         after = dict(parse_qsl(request.query.decode("latin-1"))).get("after", "")
         subscription = self._own(request, name)
         return await self._durably(_json(200, self._shown(subscription, after=after)))
@@ -173,11 +144,11 @@ class SubscriptionHandlers:
             streams_max=self._settings.shown_streams_max,
         )
 
-    async def _delete(self, request: Request, name: str) -> Answer:
+    async def delete(self, request: Request, name: str) -> Answer:
         self._engine.delete(self._own(request, name))
         return await self._durably(_empty())
 
-    async def _link(self, request: Request, name: str) -> Answer:
+    async def link(self, request: Request, name: str) -> Answer:
         paths = self._bodies.paths(parse(request, StreamsBody).streams)
         subscription = self._own(request, name)
         if subscription.config.wake_stream in paths:
@@ -191,13 +162,13 @@ class SubscriptionHandlers:
             raise too_many(*refusal)
         return await self._durably(_empty())
 
-    async def _unlink(self, request: Request, name: str, path: str) -> Answer:
+    async def unlink(self, request: Request, name: str, path: str) -> Answer:
         self._engine.unlink(self._own(request, name), self._bodies.path(path))
         return await self._durably(_empty())
 
     # Workers
 
-    async def _claim(self, request: Request, name: str) -> Answer:
+    async def claim(self, request: Request, name: str) -> Answer:
         worker = self._bodies.name("worker", parse(request, ClaimBody).worker)
         subscription = self._claimable(request, name)
         if subscription.config.type != PULL_WAKE:
@@ -229,7 +200,7 @@ class SubscriptionHandlers:
                 )
         return await self._durably(answer)
 
-    async def _ack(self, request: Request, name: str) -> Answer:
+    async def ack(self, request: Request, name: str) -> Answer:
         body = parse(request, AckBody)
         acks = self._bodies.acks(body.acks)
         subscription = self._worked_for(request, name)
@@ -244,14 +215,14 @@ class SubscriptionHandlers:
                 answer = _json(200, {"ok": True, "next_wake": outcome.next_wake})
         return await self._durably(answer)
 
-    async def _release(self, request: Request, name: str) -> Answer:
+    async def release(self, request: Request, name: str) -> Answer:
         body = parse(request, WakeBody)
         subscription = self._worked_for(request, name)
         wake = self._authorized(request, subscription, body)
         outcome = self._engine.release(subscription, wake)
         return await self._durably(_empty() if outcome is None else _fenced(outcome))
 
-    # Who may: a subscription is its owner's, and for others it is not there
+    # Who may: a subscription belongs to its owner, and others are told that it does not exist
 
     def _may_make(
         self, principal: Principal | None, config: Config, existing: Subscription | None
@@ -259,7 +230,7 @@ class SubscriptionHandlers:
         if principal is None:
             return
         if existing is not None and not _owns(principal, existing):
-            raise _forbidden("a subscription with this id is somebody else's")
+            raise _forbidden("another principal owns the subscription with this id: use another id")
         if config.pattern is not None and not principal.may_read_all_of(Glob(config.pattern)):
             raise _forbidden("you lack the verb read on something that the pattern can match")
         if not all(map(principal.may_read, config.streams)):
@@ -274,8 +245,11 @@ class SubscriptionHandlers:
         return subscription
 
     def _claimable(self, request: Request, name: str) -> Subscription:
-        """A subscription whose work somebody may take: its owner, or who has the verb claim on its
-        wake stream and may read all that a wake can tell of."""
+        """A subscription whose work the sender may take.
+
+        That is its owner, or a principal with the verb claim on its wake stream that may read every
+        stream that a wake can name.
+        """
         subscription, principal = self._existing(name), request.principal
         if principal is None or _owns(principal, subscription):
             return subscription
@@ -298,7 +272,7 @@ class SubscriptionHandlers:
     def _worked_for(self, request: Request, name: str) -> Subscription:
         """The subscription that a worker speaks about.
 
-        With authorization, whether there is one is told to those only who have a token for it.
+        With authorization, only the bearer of a token for it is told whether it exists.
         """
         if self._engine.is_restricted and self._token(request).name != name:
             raise _other_token()
@@ -332,10 +306,12 @@ class SubscriptionHandlers:
         return answer if failure is None else failed(failure)
 
 
-async def show_keys(request: Request, signing: SigningKey) -> Answer:
-    """The key that webhooks are signed with, for everybody."""
-    if request.method not in ("GET", "HEAD"):
-        return _no_method(b"GET, HEAD")
+SubscriptionHandler = Callable[..., Awaitable[Answer]]
+"""A method of `SubscriptionHandlers` that takes a request and parts of its path."""
+
+
+def show_keys(signing: SigningKey) -> Response:
+    """The public key that webhooks are signed with."""
     headers = [
         (b"Content-Type", b"application/jwk-set+json"),
         (b"Cache-Control", b"public, max-age=300"),
@@ -345,7 +321,7 @@ async def show_keys(request: Request, signing: SigningKey) -> Answer:
 
 
 def _owns(principal: Principal | None, subscription: Subscription) -> bool:
-    """Whether somebody may do everything with a subscription; without authorization all may."""
+    """Whether a principal may do everything with a subscription; without authorization all may."""
     return principal is None or principal.is_admin or principal.name == subscription.owner
 
 
@@ -390,7 +366,7 @@ def _fenced(outcome: Fenced) -> Response:
     return error(
         409,
         "FENCED",
-        "this wake is over: stop, whoever holds the current one has the work",
+        "this wake is over: stop, the holder of the current wake has the work",
         generation=outcome.generation,
     )
 
@@ -405,11 +381,49 @@ def _other_token() -> SubscriptionRefusedError:
     return _unauthorized("TOKEN_INVALID", "the token is for another subscription")
 
 
-def _no_method(allowed: bytes) -> Response:
-    return refused(
-        405,
-        "method_not_allowed",
-        "Method not allowed",
-        f"use {allowed.decode()}",
-        (b"Allow", allowed),
-    )
+def show_subscription(
+    subscription: Subscription, signing: SigningKey, *, after: str, streams_max: int
+) -> dict[str, object]:
+    """A subscription as GET and PUT answer it, with the streams whose path comes after `after`."""
+    config, wake = subscription.config, subscription.wake
+    paths = heapq.nsmallest(streams_max, (path for path in subscription.links if path > after))
+    return {
+        "id": subscription.name,
+        "subscription_id": subscription.name,
+        "type": config.type,
+        "pattern": config.pattern,
+        "streams": [_show_link(subscription.links[path]) for path in paths],
+        "streams_total": len(subscription.links),
+        "webhook": None
+        if config.webhook_url is None
+        else {
+            "url": config.webhook_url,
+            "signing": {
+                "alg": "ed25519",
+                "kid": signing.kid,
+                "jwks_url": f"{subscription.base_url}/jwks.json",
+            },
+        },
+        "wake_stream": config.wake_stream,
+        "lease_ttl_ms": config.lease_ttl_ms,
+        "created_at": _time(subscription.created_ms),
+        "status": wake.status,
+        "description": config.description,
+        "generation": wake.generation,
+        "pending_streams": len(subscription.pending),
+        "holder": wake.holder,
+        "attempts": wake.attempts,
+        "next_attempt_at": _time(wake.next_attempt_ms),
+        "lease_expires_at": _time(wake.lease_until_ms),
+    }
+
+
+def _show_link(link: Link) -> dict[str, object]:
+    return {"path": link.path, "link_type": link.type, "acked_offset": str(link.acked)}
+
+
+def _time(instant_ms: int | None) -> str | None:
+    if instant_ms is None:
+        return None
+    instant = datetime.fromtimestamp(instant_ms / 1000, UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")

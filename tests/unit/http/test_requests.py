@@ -13,7 +13,7 @@ from fencepost.http.connection import Connection
 from fencepost.http.listener import serve
 from fencepost.http.messages import Response
 from fencepost.http.settings import HttpSettings
-from tests.unit.server.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
+from tests.unit.http.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
 
 
 async def test_the_tests_of_the_front_end_run_on_uvloop() -> None:

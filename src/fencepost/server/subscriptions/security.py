@@ -1,23 +1,34 @@
-"""The guard against server-side request forgery: which addresses a webhook may reach.
+"""Security of subscriptions: where webhooks may go, how they are signed, and the tokens of wakes.
 
-A webhook's URL comes from a client and is called from inside our network, so it has to pass two
-checks. `check_url` looks at the URL alone: https, a plain host, no disguised number. `addresses`
-resolves the host and refuses it when any of its addresses is not on the public internet; delivery
-then connects to exactly the addresses it was given, so that a second answer of the name server, a
-moment later, cannot lead elsewhere.
+A webhook's URL comes from a client and is called from inside our network, so `Guard` checks it
+twice. `check_url` looks at the URL alone: https, a plain host, no disguised number. `addresses`
+resolves the host and refuses it when any of its addresses is not on the public internet; the
+delivery then connects to exactly the addresses that were checked, so that a second answer of the
+name server, a moment later, cannot lead elsewhere. Development is the one exception: http and
+loopback, for `localhost` and 127.0.0.x, where the settings allow it.
 
-Development is the one exception: http and loopback, for `localhost` and 127.0.0.x, where allowed.
+`SigningKey` is the Ed25519 key that webhook requests are signed with. It is made once and kept in
+the store. Its `kid` is the thumbprint of the key (RFC 7638), so it stays the same over restarts and
+cannot name two keys. `Tokens` makes and reads the token of a wake: an HS256 JWT that names the
+subscription, its incarnation, the generation, and when it expires. Whether that generation is still
+current is decided by the fence, not by the token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import ipaddress
+import json
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -71,7 +82,7 @@ class UnsafeTargetError(Exception):
 
 
 class Target(NamedTuple):
-    """Where a URL leads, once its form is found sound."""
+    """The host that a URL names, once the form of the URL has been checked."""
 
     host: str
     port: int
@@ -187,3 +198,93 @@ def _check_host(host: str) -> None:
         raise UnsafeTargetError(f"{host!r} is a number in disguise, not a host name")
     if any(host == name or host.endswith(f".{name}") for name in _LOCAL_NAMES):
         raise UnsafeTargetError(f"{host} is a name of a local network")
+
+
+SIGNING_SECRET = "webhook-signing-key"
+KEY_BYTES = 32
+
+
+class SigningKey:
+    """Signs webhook requests; `secret` is the 32 bytes of an Ed25519 private key."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(secret)
+        x = _text(self._key.public_key().public_bytes_raw())
+        public = {"crv": "Ed25519", "kty": "OKP", "x": x}
+        canonical = json.dumps(public, sort_keys=True, separators=(",", ":")).encode()
+        self.kid = "ds_" + _text(hashlib.sha256(canonical).digest())
+        self.jwk = {**public, "kid": self.kid, "use": "sig", "alg": "EdDSA"}
+
+    def signature(self, body: bytes, *, now_ms: int) -> bytes:
+        """The value of Webhook-Signature for `body` sent now."""
+        seconds = now_ms // 1000
+        signed = _text(self._key.sign(b"%d.%b" % (seconds, body)))
+        return f"t={seconds},kid={self.kid},ed25519={signed}".encode()
+
+    def jwks(self) -> bytes:
+        """The public half, as a JSON Web Key Set."""
+        return json.dumps({"keys": [self.jwk]}).encode()
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+TOKEN_SECRET = "subscription-token-key"
+KEY_BYTES = 32
+_ALGORITHM = "HS256"
+
+
+class Token(NamedTuple):
+    """What a valid token says."""
+
+    name: str
+    incarnation: int
+    generation: int
+
+
+class BadToken(NamedTuple):
+    """Not a token of ours, or one whose time is over."""
+
+    detail: str
+
+
+class Tokens:
+    """Makes and reads tokens with one key."""
+
+    def __init__(self, key: bytes, *, ttl_ms: int) -> None:
+        self._key = key
+        self._ttl_ms = ttl_ms
+
+    def make(self, token: Token, *, now_ms: int) -> str:
+        """A token that is good from now on."""
+        return jwt.encode(
+            {
+                "sub": token.name,
+                "inc": token.incarnation,
+                "gen": token.generation,
+                "exp": (now_ms + self._ttl_ms) // 1000,
+            },
+            self._key,
+            algorithm=_ALGORITHM,
+        )
+
+    def read(self, text: str, *, now_ms: int) -> Token | BadToken:
+        """What `text` says, once its signature is checked (in constant time) and its time."""
+        try:
+            claims = jwt.decode(
+                text,
+                self._key,
+                algorithms=[_ALGORITHM],
+                options={
+                    "verify_exp": False,
+                    "verify_iat": False,
+                    "verify_nbf": False,
+                    "require": ["sub", "inc", "gen", "exp"],
+                },
+            )
+        except jwt.InvalidTokenError:
+            return BadToken("the token is not one of this server's")
+        if claims["exp"] * 1000 <= now_ms:
+            return BadToken("the token has expired: claim again, or wait for the next wake")
+        return Token(claims["sub"], claims["inc"], claims["gen"])

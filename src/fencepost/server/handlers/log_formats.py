@@ -1,30 +1,35 @@
-"""The global log as an Arrow IPC stream: columns in, columns out, no Python object per message.
+"""The global log in its two formats: JSON lines and an Arrow IPC stream.
 
-What the store gathered by columns is handed to Arrow as buffers; where an append holds several
-messages its columns are repeated by Arrow's own kernels. Strings are plain, not dictionaries, and
-times are microseconds in UTC: these are the types that Spark declares, so that its workers can pass
-a batch on as it came.
+JSON lines are built from bytes, one object for each message or marker. JSON payloads go out as they
+were stored; only line ends between their tokens become spaces, because a line end here ends the
+object. Other payloads travel as base64.
 
-`pyarrow` is an extra of this project (`fencepost[arrow]`): without it this module says so when it
-is asked.
+Arrow takes columns and gives columns, without a Python object per message. Columns that the store
+gathered are handed to Arrow as buffers; where an append holds several messages, Arrow's own kernels
+repeat its columns. Strings are plain, not dictionaries, and times are microseconds in UTC: Spark
+declares these types, so its workers can pass a batch on as it came. `pyarrow` is an extra of this
+project (`fencepost[arrow]`): without it `require_arrow` raises.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from functools import cache
-from itertools import accumulate
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, lru_cache
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from fencepost.protocol.logs import MARKERS
-from fencepost.server.loglines import split
-from fencepost.store.log_contract import Integers, LogRows
+from fencepost.protocol.streams import JSON, media_type
+from fencepost.store.log_contract import Integers, LogRows, Named
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CONTENT_TYPE = b"application/vnd.apache.arrow.stream"
+ARROW = b"application/vnd.apache.arrow.stream"
 
 
 class ArrowMissingError(Exception):
@@ -32,8 +37,8 @@ class ArrowMissingError(Exception):
 
 
 @cache
-def require() -> Any:
-    """The module `pyarrow` with its kernels, loaded when somebody first asks for Arrow."""
+def require_arrow() -> Any:
+    """The module `pyarrow` with its kernels, loaded at the first request for Arrow."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -45,7 +50,7 @@ def require() -> Any:
 @cache
 def schema() -> pa.Schema:
     """The columns of the log."""
-    pa = require()
+    pa = require_arrow()
     return pa.schema(
         [
             pa.field("stream", pa.string()),
@@ -65,7 +70,7 @@ def schema() -> pa.Schema:
 
 def log_stream(rows: LogRows | None) -> bytes:
     """The asked messages of `rows` as one stream of one batch; an empty stream has no batch."""
-    pa = require()
+    pa = require_arrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema()) as writer:
         if rows is not None:
@@ -76,7 +81,7 @@ def log_stream(rows: LogRows | None) -> bytes:
 
 def log_batch(rows: LogRows) -> pa.RecordBatch:
     """The asked messages of `rows`."""
-    pa = require()
+    pa = require_arrow()
     pc = pa.compute
     streams = pc.index_in(_parsed(rows.streams), pa.array(list(rows.names), pa.int64()))
     count = len(rows.positions)
@@ -113,7 +118,7 @@ def log_batch(rows: LogRows) -> pa.RecordBatch:
 
 def _parsed(column: Integers) -> pa.Array:
     """A column of numbers, from its text."""
-    pa = require()
+    pa = require_arrow()
     if column.has_nulls:
         return pa.array(column.values_or_nulls(), pa.int64())
     # As buffers, because making an array of one Python string looks for numpy each time.
@@ -125,14 +130,14 @@ def _parsed(column: Integers) -> pa.Array:
 
 
 def _integers(code: str, numbers: Iterable[int]) -> pa.Array:
-    pa = require()
+    pa = require_arrow()
     packed = array(code, numbers)
     kind = pa.int64() if code == "q" else pa.int32()
     return pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)])
 
 
 def _strings(indices: pa.Array, values: list[str]) -> pa.Array:
-    pa = require()
+    pa = require_arrow()
     return pa.DictionaryArray.from_arrays(
         indices, pa.array(values, pa.string())
     ).dictionary_decode()
@@ -140,9 +145,9 @@ def _strings(indices: pa.Array, values: list[str]) -> pa.Array:
 
 def _offsets(versions: pa.Array, starts: pa.Array) -> pa.Array:
     """Offset tokens: both numbers with leading zeros, and a line between them."""
-    pc = require().compute
+    pc = require_arrow().compute
     digits = [
-        pc.ascii_lpad(pc.cast(numbers, require().string()), 16, "0")
+        pc.ascii_lpad(pc.cast(numbers, require_arrow().string()), 16, "0")
         for numbers in (versions, starts)
     ]
     return pc.binary_join_element_wise(*digits, "_")
@@ -150,7 +155,7 @@ def _offsets(versions: pa.Array, starts: pa.Array) -> pa.Array:
 
 def _values(joined: bytes, sizes: pa.Array) -> pa.Array:
     """Payloads that lie one behind the other."""
-    pa = require()
+    pa = require_arrow()
     ends = pa.compute.cumulative_sum(pa.concat_arrays([pa.array([0], pa.int64()), sizes]))
     offsets = ends.cast(pa.int32()).buffers()[1]
     return pa.Array.from_buffers(pa.binary(), len(sizes), [None, offsets, pa.py_buffer(joined)])
@@ -160,7 +165,7 @@ def _repeated(
     columns: dict[str, Any], starts: pa.Array, rows: LogRows
 ) -> tuple[dict[str, Any], pa.Array]:
     """Columns with an entry for each message instead of each row, and each message's start."""
-    pa = require()
+    pa = require_arrow()
     pc = pa.compute
     assert rows.counts is not None
     assert rows.batches is not None
@@ -205,7 +210,7 @@ def _messages(rows: LogRows) -> tuple[array[int], bytes]:
 
 def _mark(columns: dict[str, Any], rows: LogRows) -> None:
     """Say of markers what they are: they have an offset, but no version and no value."""
-    pa = require()
+    pa = require_arrow()
     pc = pa.compute
     assert rows.kinds is not None
     counts = rows.counts or (1,) * len(rows.kinds)
@@ -215,3 +220,107 @@ def _mark(columns: dict[str, Any], rows: LogRows) -> None:
     for name in ("value", "version"):
         column = columns[name]
         columns[name] = pc.if_else(is_marker, pa.nulls(len(column), column.type), column)
+
+
+_MESSAGE = b'{"position":%d,%b,"offset":"%016d_%016d","version":%d,"timestamp_ms":%d,%b%b,%b}\n'
+_MARKER = b'{"position":%d,%b,"marker":"%b","offset":"%016d_%016d","timestamp_ms":%d%b}\n'
+_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+
+
+def log_lines(rows: LogRows) -> bytes:
+    """The asked messages of `rows`, each as a line."""
+    return b"".join(islice(_lines(rows), rows.skip, rows.skip + rows.take))
+
+
+def _lines(rows: LogRows) -> Iterator[bytes]:
+    heads = {stream: _Head(stream, named) for stream, named in rows.names.items()}
+    producers = _producers(rows)
+    payloads = _payloads(rows)
+    columns = zip(
+        rows.positions,
+        rows.streams.values(),
+        rows.versions.values(),
+        rows.starts.values(),
+        rows.times_ms.values(),
+        payloads,
+        strict=True,
+    )
+    for index, (position, stream, version, start, time_ms, messages) in enumerate(columns):
+        head = heads[stream]
+        sent = producers(index)
+        if rows.kinds is not None and rows.kinds[index]:
+            marker = MARKERS[rows.kinds[index]].encode()
+            yield _MARKER % (position, head.stream, marker, version, start, time_ms, sent)
+            continue
+        for data in messages:
+            fields = (position, head.stream, version, start, version, time_ms)
+            yield _MESSAGE % (*fields, head.content_type, sent, head.field(data))
+            position += 1
+            version += 1
+            start += len(data)
+
+
+class _Head:
+    """What is the same in all lines of an incarnation."""
+
+    __slots__ = ("content_type", "field", "is_json", "stream")
+
+    def __init__(self, stream: int, named: Named) -> None:
+        self.stream = b'"stream":%b,"incarnation":%d' % (_text(named.path), stream)
+        self.content_type = b'"content_type":%b' % _text(named.content_type)
+        self.is_json = media_type(named.content_type) == JSON
+        self.field: Callable[[bytes], bytes] = _json_field if self.is_json else _base64_field
+
+
+def _json_field(data: bytes) -> bytes:
+    if b"\n" in data or b"\r" in data:
+        data = data.translate(_BREAKS)
+    return b'"data":' + data
+
+
+def _base64_field(data: bytes) -> bytes:
+    return b'"data_base64":"%b"' % b64encode(data)
+
+
+def _payloads(rows: LogRows) -> Iterator[tuple[bytes, ...] | list[bytes]]:
+    """The messages of each row; a marker has one, which is empty."""
+    if rows.batches is None:
+        at = 0
+        for size in rows.sizes:
+            yield (rows.joined[at : at + size],)
+            at += size
+        return
+    for lengths, data in rows.batches:
+        yield [data] if lengths is None else split(lengths, data)
+
+
+def split(lengths: bytes, data: bytes) -> list[bytes]:
+    """The messages of a batch, which may have a byte between them or not."""
+    sizes = array("I", lengths)
+    gap = 1 if len(data) > sum(sizes) else 0
+    messages = []
+    at = 0
+    for size in sizes:
+        messages.append(data[at : at + size])
+        at += size + gap
+    return messages
+
+
+def _producers(rows: LogRows) -> Callable[[int], bytes]:
+    if rows.producers is None or rows.epochs is None or rows.seqs is None:
+        return lambda _: b""
+    ids = rows.producers
+    epochs, seqs = rows.epochs.values_or_nulls(), rows.seqs.values_or_nulls()
+
+    def sent(index: int) -> bytes:
+        producer_id, epoch, seq = ids[index], epochs[index], seqs[index]
+        if producer_id is None or epoch is None or seq is None:
+            return b""
+        return b',"producer":{"id":%b,"epoch":%d,"seq":%d}' % (_text(producer_id), epoch, seq)
+
+    return sent
+
+
+@lru_cache(maxsize=16_384)
+def _text(text: str) -> bytes:
+    return msgspec.json.encode(text)

@@ -8,7 +8,7 @@ import pytest
 
 from fencepost.http.messages import Response
 from fencepost.http.settings import HttpSettings
-from tests.unit.server.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
+from tests.unit.http.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
 from tests.unit.server.test_http1_refusals import check_problem
 from tests.unit.server.test_http1_streams import Source, closed
 

@@ -1,0 +1,194 @@
+"""Answer requests, whatever front end they came through: find the route, admit, call the handler.
+
+A handler that only has to wait for a commit answers through a callback; any other runs as a task of
+the application, which ends it when the server stops or its client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable
+
+from fencepost.http.front import close_chunks
+from fencepost.http.messages import Answer, Cancellable, Request, Response, StreamingResponse
+from fencepost.server.access import Gate
+from fencepost.server.handlers.parsing import RefusedError
+from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.routes import Direct, Handlers, Respond, Route, Table, routes
+from fencepost.server.settings import ServerSettings
+from fencepost.store.contract import StoreAwayError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+
+
+class Application:
+    """Everything the server answers."""
+
+    def __init__(
+        self, handlers: Handlers, settings: ServerSettings, *, gate: Gate | None = None
+    ) -> None:
+        self._gate = gate
+        self._handlers = handlers
+        self._table = Table(routes(handlers, settings.auth))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, request: Request, answer: Respond) -> Cancellable | None:
+        try:
+            return self._dispatch(request, answer)
+        except RefusedError as error:
+            answer(_with_browser_headers(error.response))
+        except Exception:
+            log.exception("a handler failed")
+            answer(_internal())
+        return None
+
+    def _dispatch(self, request: Request, answer: Respond) -> Cancellable | None:
+        method = request.method
+        if method == "OPTIONS":
+            answer(_preflight())
+            return None
+        route, parts = self._table.find(request)
+        if self._gate is not None:
+            self._gate.admit(request, "administrators" if route is None else route.who)
+        if route is None:
+            answer(_not_found(request))
+            return None
+        handler = route.handlers.get(method)
+        if handler is None:
+            answer(_no_method(method, route))
+            return None
+        if isinstance(handler, Direct):
+            work = handler.call(request, answer, *parts)
+            return None if work is None else self._later(work, answer)
+        return self._later(handler(request, *parts), answer)
+
+    def _later(self, work: Awaitable[Answer], answer: Respond) -> Cancellable:
+        task = asyncio.get_running_loop().create_task(self._run(work, answer))
+        # The loop holds tasks weakly; this set is their parent, and `close` ends them.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run(self, work: Awaitable[Answer], answer: Respond) -> None:
+        try:
+            response = _ending_when_away(await work)
+        except RefusedError as error:
+            response = _with_browser_headers(error.response)
+        except StoreAwayError:
+            response = _store_away()
+        except Exception:
+            log.exception("a handler failed")
+            response = _internal()
+        answer(response)
+
+    def stop_waiting(self) -> None:
+        """Answer every client that waits for news: the server is going down."""
+        self._handlers.streams.stop_waiting()
+        self._handlers.logs.stop_waiting()
+
+    async def close(self) -> None:
+        """End the handlers that still run."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _with_browser_headers(response: Response) -> Response:
+    """A problem with the headers that let a page in a browser read it."""
+    return Response(response.status, response.headers + BROWSER[2:], response.body)
+
+
+_METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+_REQUEST_HEADERS = ", ".join(
+    (
+        "Content-Type",
+        "Audit-Reason",
+        "Authorization",
+        "Claim-End",
+        "If-Match",
+        "If-None-Match",
+        "Idempotency-Key",
+        "Producer-Epoch",
+        "Producer-Id",
+        "Producer-If",
+        "Producer-Seq",
+        "Producer-Strict",
+        "Stream-Auto-Create",
+        "Stream-Closed",
+        "Stream-Expires-At",
+        "Stream-Fork-Offset",
+        "Stream-Fork-Sub-Offset",
+        "Stream-Forked-From",
+        "Stream-Retention-Age",
+        "Stream-Retention-Bytes",
+        "Stream-Retention-Messages",
+        "Stream-Seq",
+        "Stream-TTL",
+    )
+).encode()
+
+
+def _preflight() -> Response:
+    headers = [
+        (b"Access-Control-Allow-Methods", _METHODS),
+        (b"Access-Control-Allow-Headers", _REQUEST_HEADERS),
+        (b"Access-Control-Max-Age", b"86400"),
+    ]
+    return Response(204, headers + BROWSER)
+
+
+def _not_found(request: Request) -> Response:
+    path = request.path[:200].decode("latin-1")
+    detail = f"this server has no route {path!r}: /v1/openapi.json lists all of them"
+    return refused(404, "not_found", "Not found", detail)
+
+
+def _no_method(method: str, route: Route) -> Response:
+    return refused(
+        405,
+        "method_not_allowed",
+        "Method not allowed",
+        f"{route.path} takes {route.allowed}, not {method}",
+        (b"Allow", route.allowed.encode()),
+    )
+
+
+def _internal() -> Response:
+    return refused(
+        500, "internal_error", "Internal error", "this is a defect; the server's log has more"
+    )
+
+
+# A store on another machine can be out of reach for a while. A read that has not begun to be
+# answered gets 503 with Retry-After. An event stream under way just ends: its reader comes back
+# with the last offset that it was told, and gets that 503 until the store is there again.
+
+
+def _store_away() -> Response:
+    return refused(
+        503,
+        "store_unavailable",
+        "Store unavailable",
+        "the database cannot be reached: nothing was changed, retry the same request",
+        (b"Retry-After", b"%d" % RETRY_AFTER_S),
+    )
+
+
+def _ending_when_away(answer: Answer) -> Answer:
+    """The answer, ended where the store goes away instead of broken off as by a defect."""
+    if isinstance(answer, StreamingResponse):
+        return StreamingResponse(answer.status, answer.headers, _until_away(answer.chunks))
+    return answer
+
+
+async def _until_away(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except StoreAwayError:
+        log.debug("an event stream ends because the store is away")
+    finally:
+        await close_chunks(chunks)

@@ -1,0 +1,152 @@
+"""`/v1/stream/{path}`: create, append, truncate, delete; and hand reads to `reads.py`.
+
+Each handler reads the request, checks the grants, and gives the store a typed value with a callback
+that renders the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fencepost.http.messages import Answer, Request, Response
+from fencepost.protocol.grants import AUDIT
+from fencepost.protocol.offsets import START, Offset, parse_offset
+from fencepost.protocol.retention import Cut, Uncut
+from fencepost.server import access
+from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers.parsing import (
+    bad,
+    query_of,
+    refuse_headers_of_appends,
+    refuse_repeated,
+)
+from fencepost.server.handlers.reads import Reads
+from fencepost.server.handlers.rendering import BROWSER, first_offset, next_offset, refused
+from fencepost.server.settings import ServerSettings
+from fencepost.store.contract import (
+    BadOffset,
+    Deleted,
+    Failed,
+    Missing,
+    SoftDeleted,
+    Store,
+    Unknown,
+)
+
+Respond = Callable[[Answer], None]
+
+
+class Streams:
+    """The handlers of one stream. `raw` is its path as it stands in the URL."""
+
+    def __init__(
+        self, store: Store, reads: Reads, settings: ServerSettings, *, is_authorized: bool
+    ) -> None:
+        self._store = store
+        self._reads = reads
+        self._limits = settings.limits
+        self._is_authorized = is_authorized
+
+    def stop_waiting(self) -> None:
+        """Answer every reader that waits for news: the server is going down."""
+        self._reads.stop_waiting()
+
+    def get(self, request: Request, raw: bytes) -> Awaitable[Answer]:
+        path = self._readable(raw)
+        access.read_allowed(request, path)
+        return self._reads.get(request, path)
+
+    def head(self, request: Request, raw: bytes) -> Awaitable[Answer]:
+        path = self._readable(raw)
+        access.read_allowed(request, path)
+        return self._reads.head(path)
+
+    def _readable(self, raw: bytes) -> str:
+        # The audit stream is reserved: it can be read, and nothing else.
+        return AUDIT if raw == AUDIT.encode() else parsing.stream_path(raw, self._limits)
+
+    def post(self, request: Request, answer: Respond, raw: bytes) -> None:
+        path = parsing.stream_path(raw, self._limits)
+        if request.query and _is_truncation(request):
+            before = _parse_truncation(request)
+            access.delete_allowed(request, path)
+            self._store.truncate(path, before, lambda outcome: answer(_truncated(path, outcome)))
+            return
+        actor = access.actor_of(request, path) if self._is_authorized else None
+        append = parsing.parse_append(request, path, self._limits, actor)
+        if actor is not None:
+            access.append_allowed(append)
+        self._store.append(append, lambda outcome: answer(rendering.appended(path, outcome)))
+
+    def put(self, request: Request, answer: Respond, raw: bytes) -> None:
+        path = parsing.stream_path(raw, self._limits)
+        create = parsing.parse_create(request, path, self._limits)
+        access.create_allowed(request, create)
+        location = request.base_url() + request.path
+        self._store.create(
+            create, lambda outcome: answer(rendering.created(path, outcome, location))
+        )
+
+    def delete(self, request: Request, answer: Respond, raw: bytes) -> None:
+        path = parsing.stream_path(raw, self._limits)
+        access.delete_allowed(request, path)
+        self._store.delete(path, lambda outcome: answer(_deleted(path, outcome)))
+
+
+def _deleted(path: str, outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Response:
+    match outcome:
+        case Deleted():
+            return Response(204, list(BROWSER))
+        case Missing():
+            return rendering.missing(path)
+        case SoftDeleted():
+            return rendering.soft_deleted(path)
+        case Failed() | Unknown():
+            return rendering.failed(outcome)
+
+
+# POST ?truncate&before=<offset>: dropping the beginning of a stream
+
+
+def _is_truncation(request: Request) -> bool:
+    """Whether a POST with a query asks for a truncation; any other query means nothing to it."""
+    return "truncate" in query_of(request)
+
+
+def _parse_truncation(request: Request) -> Offset | None:
+    """The offset before which everything goes; None for the tail at that moment."""
+    if request.repeated:
+        refuse_repeated(request)
+    refuse_headers_of_appends(request, "a truncation")
+    query = query_of(request)
+    if query["truncate"] not in ("", "true"):
+        raise bad("truncate_invalid", "truncate takes no value: say ?truncate&before=<offset>")
+    if request.body:
+        raise bad("body_unexpected", "a truncation has no body: nothing was appended")
+    before = query.get("before")
+    if before is None:
+        raise bad("before_missing", "a truncation needs before=<offset>, or before=now for all")
+    parsed = parse_offset(before)
+    if parsed is None:
+        raise bad("offset_invalid", f"before={before!r} is not an offset that this server gave out")
+    if parsed == "-1":
+        return START
+    return None if parsed == "now" else parsed
+
+
+def _truncated(
+    path: str, outcome: Cut | Uncut | BadOffset | Missing | SoftDeleted | Failed | Unknown
+) -> Response:
+    """The answer: where the stream begins now, whether that is news or not."""
+    match outcome:
+        case Cut(first, tail) | Uncut(first, tail):
+            return Response(204, [next_offset(tail), first_offset(first), *BROWSER])
+        case BadOffset():
+            detail = f"no message of {path!r} ends at that offset: nothing was truncated"
+            return refused(400, "offset_invalid", "Bad offset", detail)
+        case Missing():
+            return rendering.missing(path)
+        case SoftDeleted():
+            return rendering.soft_deleted(path)
+        case Failed() | Unknown():
+            return rendering.failed(outcome)
