@@ -202,7 +202,7 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
     answer = client.http.request(method, f"__ds/subscriptions/{path}")
 
     assert answer.status_code == 405
-    assert answer.headers["allow"] == allowed
+    assert answer.headers["allow"] == f"{allowed}, OPTIONS"
     assert answer.json()["code"] == "method_not_allowed"
 
 

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: requests are started in turn and answered in the order they came.
 
-`reading.py` makes requests out of bytes. Each becomes an `_Exchange`, which waits for its turn
+`parser.py` makes requests out of bytes. Each becomes an `_Exchange`, which waits for its turn
 (`_waiting`) or is handed to the application at once (`_started`); its answer is written when every
 earlier one has been.
 
@@ -327,7 +327,7 @@ class Connection(asyncio.Protocol):
                 self._close()
 
     def _start_waiting(self) -> None:
-        # Whoever is answered from inside `_start` comes back here through `advance`; the flag lets
+        # A request answered from inside `_start` comes back here through `advance`; the flag lets
         # the loop below go on instead, so the stack does not grow with the pipeline.
         if self._starting:
             return

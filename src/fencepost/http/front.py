@@ -20,7 +20,7 @@ log = logging.getLogger("fencepost.http")
 
 
 class HttpCounters:
-    """What the front end has done since it started, as plain integers for somebody to export."""
+    """What the front end has done since it started, as plain integers for the metrics."""
 
     __slots__ = (
         "bytes_in",
@@ -136,7 +136,7 @@ class Front:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def discard(self, answer: Answer) -> None:
-        """Drop an answer nobody waits for any more; a stream's iterator is closed all the same."""
+        """Drop an answer whose client has left; a stream's iterator is closed all the same."""
         if isinstance(answer, StreamingResponse):
             _ = self.spawn(close_chunks(answer.chunks))
 

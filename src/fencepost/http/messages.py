@@ -1,9 +1,9 @@
 """What a handler sees of HTTP: a request, and the three shapes an answer can take.
 
-Nothing here reads a socket. The front end (`http1.py`) and the ASGI adapter (`asgi.py`) both turn
-bytes into a `Request`, call `App.handle`, and write whatever `answer` is called with. A handler is
-a plain call: it may answer before it returns, or later from a callback, which is how an append is
-answered after its commit without a task of its own.
+Nothing here reads a socket. The front end (`connection.py`) and the ASGI adapter (`asgi.py`) both
+turn bytes into a `Request`, call `App.handle`, and write whatever `answer` is called with. A
+handler is a plain call: it may answer before it returns, or later from a callback, which is how an
+append is answered after its commit without a task of its own.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def all_headers(answer: Answer) -> Headers:
 
 
 class Cancellable(Protocol):
-    """Work that goes on after `handle` returned, and that nobody waits for once the client left."""
+    """Work that goes on after `handle` returned, and is cancelled when the client leaves."""
 
     def cancel(self) -> object: ...
 

@@ -1,8 +1,9 @@
 """The pure half of the front end: what a request head may look like and how an answer is written.
 
-No socket and no parser here. `http1.py` feeds bytes to llhttp, which already refuses most malformed
+No socket and no parser here. `parser.py` feeds bytes to llhttp, which refuses most malformed
 heads (both lengths at once, folded lines, bare CR or LF, control characters); what llhttp lets
-through and we do not is refused by `read_head`. Answers become bytes in `render_head`.
+through and we do not is refused by the `check_*` functions and `split_target`. Answers become bytes
+in `render_head`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def bad_request(detail: str) -> Refusal:
 
 
 def check_host(host: bytes | None, repeated: frozenset[bytes]) -> None:
-    """Refuse a request that does not say exactly once, and plainly, whom it is for."""
+    """Refuse a request without exactly one plain Host header."""
     if host is None:
         raise bad_request("an HTTP/1.1 request needs a Host header")
     if b"host" in repeated:

@@ -46,7 +46,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def principal(self) -> str:
-        """Whose request this is, as keys are scoped by; nobody's without authorization."""
+        """The principal's name, which scopes keys; empty without authorization."""
         return "" if self.actor is None else self.actor.name
 
 

@@ -97,7 +97,7 @@ def holds_more_than(body: bytes, messages_max: int) -> bool:
                 return False
             at += 1
     except (ValueError, IndexError, RecursionError):
-        return False  # not JSON: whoever parses it stops at the same place and says what is wrong
+        return False  # not JSON: the parser stops at the same place and says what is wrong
     return True
 
 

@@ -1,9 +1,9 @@
 """Who holds a producer id, who may go on or take it over, and what of that is audited.
 
 A *claim* is the accepted append that opens or retakes a producer id under the configured globs. It
-is open until its holder says that it is released or completed, or somebody's raise takes it away,
-which counts as abandoned. All of this is about requests with an `Actor`: without authorization
-there is none, and nothing here is asked.
+is open until its holder says that it is released or completed, or another principal's raise takes
+it away, which counts as abandoned. All of this is about requests with an `Actor`: without
+authorization there is none, and nothing here is asked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Actor(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotHolder(NamedTuple):
-    """Somebody else holds this epoch, and going on in it is for its holder only."""
+    """Another principal holds this epoch, and only its holder may go on in it."""
 
 
 class EpochGuarded(NamedTuple):
@@ -64,7 +64,7 @@ def refuse(
 def _refusal(
     actor: Actor, producer: Producer, epoch: int, rule: ProducerRule, now_ms: int
 ) -> NotHolder | EpochGuarded | None:
-    # An epoch that was opened before there were principals is nobody's, like a released one.
+    # An epoch that was opened before there were principals has no holder, like a released one.
     free = producer.claim == RELEASED or not producer.principal
     if epoch == producer.epoch:
         mine = rule.shared or free or producer.principal == actor.name
@@ -112,7 +112,7 @@ def _is_retaken(before: Producer, after: Producer) -> bool:
 
 
 def is_same_hold(before: Producer | None, after: Producer) -> bool:
-    """Whether an append only goes on: nobody's claim begins or ends with it."""
+    """Whether an append only goes on: no claim begins or ends with it."""
     return (
         before is not None
         and before.epoch == after.epoch

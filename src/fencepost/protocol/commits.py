@@ -2,7 +2,7 @@
 
 Each append is decided by `decide_append` on top of those before it; what their outcomes come to as
 a whole is decided here. A commit that was done before is a duplicate as a whole; one that was done
-in part is none, and refused: somebody uses the same producer for something else.
+in part is none, and refused: another writer uses the same producer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CommitItem(NamedTuple):
     append: Append
     parts: tuple[Part, ...] = ()
     chunks: tuple[int | None, ...] = ()
-    """How many chunks each part must have, in the order of `parts`; None where nobody counted."""
+    """How many chunks each part must have, as `parts` are ordered; None where it does not say."""
 
 
 class Named(NamedTuple):
@@ -57,8 +57,8 @@ class Commit(NamedTuple):
     writer: WriterBatch | None = None
     """The batch of a writer that the commit publishes."""
     named: Named | None = None
-    """What its items name, if somebody has put it together already: of many that takes time. It is
-    handed over: whoever carries the commit out empties it."""
+    """What its items name, if the parser has put it together already: of many that takes time. The
+    store that carries the commit out empties it."""
 
     def names(self) -> Named:
         """What its items name."""
@@ -97,7 +97,7 @@ class PartIncomplete(NamedTuple):
 
 
 class PartOverfull(NamedTuple):
-    """The part has more chunks than the commit says: somebody else uploads under its name."""
+    """The part has more chunks than the commit says: another uploader uses its name."""
 
     part: Part
     chunks: int

@@ -4,7 +4,7 @@ A principal has grants, each of stream globs and verbs, and globs of the produce
 `admin` on a stream stands for every verb on it. What is not granted is not allowed, and the answer
 does not depend on whether the stream exists.
 
-The audit stream is apart: only `admin` reads it and nobody writes to it, whatever is granted.
+The audit stream is apart: only `admin` reads it and no request writes to it, whatever is granted.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ Raising = Literal["never", "stale", "always"]
 class ProducerRule(NamedTuple):
     """What holds for the producer ids that a glob takes.
 
-    `is_claim`: opening or retaking such an id is a claim. `shared`: anybody may go on in an epoch;
-    else its holder only. `raising`: whether an epoch may be raised over the current one.
+    `is_claim`: opening or retaking such an id is a claim. `shared`: any principal may go on in an
+    epoch; else its holder only. `raising`: whether an epoch may be raised over the current one.
     """
 
     glob: IdGlob
@@ -122,7 +122,7 @@ SHARED = ProducerRule(IdGlob("*"), False, True, "always", 0)
 
 
 class Principal:
-    """Somebody who was recognised, and what it may do. Nothing of it changes while a server runs.
+    """A recognised sender, and what it may do. Nothing of it changes while a server runs.
 
     Answers are remembered, because clients use the same few streams again and again.
     """
@@ -266,7 +266,7 @@ def _includes(
 
 
 class Narrowed(Glob):
-    """A glob that takes only what somebody may read of it."""
+    """A glob that takes only what a principal may read of it."""
 
     __slots__ = ("_may_read",)
 
@@ -279,7 +279,7 @@ class Narrowed(Glob):
 
 
 class NarrowedSelection(Selection):
-    """A selection of what somebody may read of it; without paths and globs that is not all."""
+    """A selection of what a principal may read of it; without paths and globs that is not all."""
 
     __slots__ = ("_may_read",)
 

@@ -15,7 +15,7 @@ ABANDON_HALF_LIFE_MS = 600_000
 ABANDON_CLAIMS_MIN = 10
 """So many claims, decayed, before their ratio says anything."""
 OPEN_CLAIMS_RETRY_MS = 5_000
-"""When somebody with too many open claims may look again; nobody knows when one ends."""
+"""When a principal with too many open claims may look again; when one ends is not known."""
 
 
 class Rate(NamedTuple):
@@ -163,6 +163,6 @@ def _claim_refused(standing: Standing, pace: Pace, now_ms: int) -> TooFast | Non
 
 
 def ended(standing: Standing, *, abandoned: bool, now_ms: int) -> Standing:
-    """One open claim less: released, completed, or (`abandoned`) taken by somebody's raise."""
+    """One open claim less: released, completed, or (`abandoned`) taken by another's raise."""
     after = standing._replace(open_claims=max(0, standing.open_claims - 1))
     return after._replace(abandoned=after.abandoned.more(now_ms)) if abandoned else after

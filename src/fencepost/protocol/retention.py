@@ -75,7 +75,7 @@ def first_to_keep(
     """Where a stream should begin, given its first append within bounds and its newest one.
 
     An append that alone is larger than the bounds is kept as long as it is the newest: bounds on
-    bytes and messages never empty a stream before anybody could read it. Age does.
+    bytes and messages never empty a stream before a reader could read it. Age does.
     """
     if first_within is not None:
         return first_within.start
@@ -105,7 +105,7 @@ class BeyondTail(NamedTuple):
 def decide_truncation(first: Offset, tail: Offset, before: Offset) -> Cut | Uncut | BeyondTail:
     """What dropping everything before `before` does to a stream.
 
-    Whether `before` is a place of the stream at all is for whoever has its rows to say.
+    Whether `before` is a place of the stream at all is for the store to say, which has its rows.
     """
     if before.bytes > tail.bytes or (before.bytes == tail.bytes and before != tail):
         return BeyondTail(tail)

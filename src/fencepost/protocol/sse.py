@@ -41,7 +41,7 @@ def _line(line: bytes) -> bytes:
 def control_event(
     next_offset: Offset, *, cursor: int | None, up_to_date: bool, closed: bool
 ) -> bytes:
-    """Where the reader stands now; a closed stream has no cursor, as nobody will come back."""
+    """Where the reader stands now; a closed stream has no cursor, as its reader is done."""
     control: dict[str, object] = {"streamNextOffset": str(next_offset)}
     if cursor is not None and not closed:
         control["streamCursor"] = str(cursor)

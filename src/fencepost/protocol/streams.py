@@ -38,7 +38,7 @@ class Lifetime(NamedTuple):
     expires_at_ms: int | None = None
 
     def deadline_ms(self, touched_ms: int) -> int | None:
-        """When the stream ends if nobody touches it after `touched_ms`."""
+        """When the stream ends if no request touches it after `touched_ms`."""
         if self.ttl_s is not None:
             return touched_ms + self.ttl_s * 1000
         return self.expires_at_ms
@@ -107,7 +107,7 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
     recent: bytes  # the newest is last, and belongs to `seq`
     position: int  # of the newest batch, in the order of all batches of all streams
     updated_ms: int
-    principal: str = ""  # who opened the epoch; nobody, without authorization
+    principal: str = ""  # the principal that opened the epoch; empty without authorization
     claim: int = UNCLAIMED
 
     def remembered(self, seq: int) -> Remembered | None:

@@ -9,7 +9,7 @@ The life of a wake, with what is set in each phase:
 
     idle       no `wake_id`
     due        `next_attempt_ms`: to be delivered (webhook) or announced (pull-wake), perhaps again
-    announced  neither: a pull-wake that waits for somebody to claim it
+    announced  neither: a pull-wake that waits for a worker to claim it
     leased     `lease_until_ms`: a worker is at it, and time is running
 
 `decide_*` functions take a `Wake` and return the next one or why there is none. They never change
@@ -121,7 +121,7 @@ class Wake(NamedTuple):
         )
 
     def due_ms(self) -> int | None:
-        """When something has to happen although nobody asks, or None."""
+        """When the engine has to act without a request, or None."""
         if self.wake_id is None:
             return None
         return self.lease_until_ms if self.next_attempt_ms is None else self.next_attempt_ms
@@ -198,7 +198,7 @@ class Subscription:
         self.base_url = base_url
         self.created_ms = created_ms
         self.wake = wake
-        self.owner = owner  # the principal that made it; nobody without authorization
+        self.owner = owner  # the principal that made it; empty without authorization
         self.may_read: Callable[[str], bool] | None = None  # what its owner may; None: everything
         self.links: dict[str, Link] = {}
         self.pending: dict[str, None] = {}  # paths behind their stream, the longest waiting first
@@ -248,7 +248,7 @@ class Subscription:
 
 
 class Fenced(NamedTuple):
-    """The wake that was named is not the current one: stop, somebody else has the work."""
+    """The wake that was named is not the current one: stop, another worker has the work."""
 
     generation: int
 
@@ -370,7 +370,7 @@ def decide_acks(
 
     A stream that is no longer linked, or that was deleted and made again since the wake, has
     nothing to move and is passed over: the worker could not know. A place past the tail is refused,
-    because it would hide messages that nobody has seen.
+    because it would hide messages that no worker has seen.
     """
     incarnations = {seen.path: seen.stream_id for seen in snapshot}
     moved: dict[str, Offset] = {}

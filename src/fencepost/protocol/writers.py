@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Writer(NamedTuple):
-    """A writer as it is kept: it stays until somebody forgets it."""
+    """A writer as it is kept: it stays until a request forgets it."""
 
     name: str
     principal: str
@@ -42,7 +42,7 @@ class WriterOpen(NamedTuple):
 
 
 class WriterBatch(NamedTuple):
-    """Which batch a commit publishes, and for whom."""
+    """The batch that a commit publishes, and its principal."""
 
     name: str
     query: str
@@ -60,7 +60,7 @@ class WriterOpened(NamedTuple):
 
 
 class WriterMissing(NamedTuple):
-    """Nobody opened a writer of this name, or it was forgotten."""
+    """No writer of this name was opened, or it was forgotten."""
 
 
 class WriterHeld(NamedTuple):

@@ -1,7 +1,7 @@
 """Check requests against the grants of the principal that sends them.
 
 A request passes three points. `Gate.admit` recognises its principal, before anything is parsed, and
-checks that the route is for it (`routes.py` says for whom). After parsing, the `*_allowed`
+checks that the route is for it (`routes.Who`). After parsing, the `*_allowed`
 functions check that what it asks for is granted; they look at the request alone, so that a 403 is
 the same whether or not a stream exists. Where an answer is put together from many streams, it is
 narrowed to those that the principal may read. A path without a route is for administrators.
@@ -66,7 +66,7 @@ class Gate:
 
         Raises a 401, or a 403 when the route is not for this principal.
         """
-        if who == "everybody":
+        if who == "all":
             return
         if request.query and _MENTIONS_TOKEN.search(request.query):
             _refuse_token_in_url(request)

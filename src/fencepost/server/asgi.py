@@ -1,8 +1,8 @@
-"""The same handlers as an ASGI application, to be mounted in somebody else's server.
+"""The same handlers as an ASGI application, to be mounted in another server.
 
 A host such as uvicorn does the reading and the timeouts; this adapter keeps the body within its
 limit, works on the raw path (ASGI's `path` has decoded `%2F` into a slash), and turns a disconnect
-into a cancellation. Everything else a handler sees is what it sees behind `http1.py`.
+into a cancellation. Everything else a handler sees is what it sees behind our own front end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ASGIApp:
     """An ASGI application over an `App`.
 
     `startup` and `shutdown` run with the host's lifespan, where it has one; a mounted application
-    does not, and whoever mounts it starts and stops what is behind it.
+    does not, and the program that mounts it starts and stops what is behind it.
     """
 
     def __init__(

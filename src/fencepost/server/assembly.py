@@ -26,10 +26,10 @@ from fencepost.server.handlers.writers import Writers
 from fencepost.server.metrics import Metrics
 from fencepost.server.routes import Handlers
 from fencepost.server.settings import ServerSettings
-from fencepost.store.opener import AnyStoreSettings, Opened, open_store
 from fencepost.server.subscriptions.cluster import LedSubscriptions, OwnSubscriptions, open_parts
 from fencepost.server.subscriptions.engine import Readers
 from fencepost.server.tails import Tails
+from fencepost.store.opener import AnyStoreSettings, Opened, open_store
 
 log = logging.getLogger(__name__)
 

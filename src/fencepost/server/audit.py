@@ -2,9 +2,9 @@
 
 An event joins the commit that it is about, so there is no raise without its event and no event
 without its raise. Refusals are kept as well, but only so many a second for each principal: what is
-beyond is counted, and the number comes with the next one, so that nobody can fill the disk by being
-refused. The stream is an ordinary JSON stream that administrators read; its path is reserved, so
-no request can write to it.
+beyond is counted, and the number comes with the next one, so that refused requests
+cannot fill the disk. The stream is an ordinary JSON stream that administrators read; its path is
+reserved, so no request can write to it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,15 @@ class Audit:
         self.events = self.suppressed = 0
 
     async def open(self, store: Store, join: Callable[[Append], object]) -> None:
-        """See that the stream is there, before any request; `join` adds an append to the commit
-        that is open."""
+        """Create the stream unless it exists; `join` adds an append to the open commit."""
         self._join = join
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         store.create(Create(AUDIT, content_type=JSON), done.set_result)
         outcome = await done
         if not isinstance(outcome, Created | Exists) or outcome.closed:
             raise AuthConfigError(
-                f"the stream {AUDIT} cannot be the audit stream ({outcome}): it is to be an open"
-                " JSON stream that nobody else has made"
+                f"the stream {AUDIT} cannot be the audit stream ({outcome}): it has to be an open"
+                " JSON stream: delete or rename what is there"
             )
 
     def note(self, event: AuditEvent) -> None:

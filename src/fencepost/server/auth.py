@@ -98,7 +98,9 @@ class Auth:
         claims = [_id_glob("claim_globs", text) for text in settings.claim_globs]
         rules = ProducerRules(_rules(settings, claims), claims)
         if not settings.principals:
-            raise AuthConfigError("[auth] needs [[principals]]: without any nobody may do anything")
+            raise AuthConfigError(
+                "[auth] needs [[principals]]: without any, every request would be refused"
+            )
         for entry in settings.principals:
             self._add(entry, _principal(entry, settings, rules))
         if self._keys and not self._subjects:
@@ -118,12 +120,14 @@ class Auth:
                 )
             digest = bytes.fromhex(text)
             if digest[:_LOOKUP_BYTES] in self._tokens:
-                raise AuthConfigError(f"principal {entry.name!r}: this token is somebody's already")
+                raise AuthConfigError(
+                    f"principal {entry.name!r}: another principal has this token already"
+                )
             self._tokens[digest[:_LOOKUP_BYTES]] = (digest, principal)
         self._subjects += [(IdGlob(text), principal) for text in entry.subjects]
 
     def named(self, name: str) -> Principal | None:
-        """The principal of this name, if somebody of this name could still come."""
+        """The principal of this name, if the settings or a JWT could still name it."""
         return self._names.get(name) or self._subject(name)
 
     def _subject(self, subject: str) -> Principal | None:
@@ -197,7 +201,7 @@ class Auth:
             raise _BadJwtError("the JWT's subject cannot be a principal's name")
         principal = self._subject(subject)
         if principal is None:
-            raise _BadJwtError("the JWT's subject is nobody here")
+            raise _BadJwtError("the JWT's subject is not a principal of this server")
         return principal, expires_ms + leeway_ms
 
     def _key_for(self, header: dict[str, Any]) -> PublicKey:

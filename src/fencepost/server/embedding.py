@@ -35,7 +35,7 @@ async def embedded(
 ) -> AsyncIterator[ASGIApp]:
     """An application to mount, as long as the context is open: on a folder, or on another store.
 
-    Everybody may do everything, unless `settings.auth` has principals.
+    Every request may do everything, unless `settings.auth` has principals.
     """
     settings = settings or ServerSettings()
     if store_settings is None:

@@ -2,7 +2,8 @@
 
 The request arrives there as its client sent it: method, path, query, body and headers, with those
 that say who it is and how it found us. It is authenticated where it is answered. One that came
-from another node goes no further: two nodes that take each other for the leader must not play ball.
+from another node goes no further: two nodes that take each other for the leader must not send it
+back and forth.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def was_forwarded(request: Request) -> bool:
 def restore(request: Request) -> None:
     """Let a request that was passed on say what its client asked of the node before.
 
-    Anybody can send the header. It decides what the caller's own callbacks look like, as Host does.
+    Any client can send the header. It decides how that client's own callbacks look, as Host does.
     """
     found = _ORIGIN.fullmatch(request.headers.get(FORWARDED, b""))
     if found is not None:

@@ -1,4 +1,4 @@
-"""Metrics: plain integers on the hot path, turned into Prometheus's format when somebody asks.
+"""Metrics: plain integers on the hot path, turned into Prometheus's format by a scrape.
 
 Nothing here is called for each request. Counters live where the work is done; a scrape reads them.
 """

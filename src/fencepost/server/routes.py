@@ -27,9 +27,10 @@ from fencepost.server.subscriptions.http import SubscriptionHandlers as Subscrip
 
 Respond = Callable[[Answer], None]
 
-Who = Literal["everybody", "principals", "administrators", "wake token"]
-"""Who may use a route. `principals` stands for all of them: the handler checks the verbs, because
-only it knows the streams that a request is about. A wake token stands for a principal."""
+Who = Literal["all", "principals", "administrators", "wake token"]
+"""Who may use a route. `all` needs no token. `principals` stands for all of them: the handler
+checks the verbs, because only it knows the streams that a request is about. A wake token stands for
+a principal."""
 
 
 class Direct(NamedTuple):
@@ -80,8 +81,8 @@ class Handlers(NamedTuple):
 def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
     """Every route of the server. That of the streams comes first: most requests are theirs."""
     run = to.subscriptions.run_handler
-    readyz: Who = "everybody" if auth.readyz_open else "administrators"
-    metrics: Who = "everybody" if auth.metrics_open else "administrators"
+    readyz: Who = "all" if auth.readyz_open else "administrators"
+    metrics: Who = "all" if auth.metrics_open else "administrators"
     subscription = "/v1/stream/__ds/subscriptions/{id}"
     return (
         Route(
@@ -126,9 +127,9 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
         Route(f"{subscription}/ack", "wake token", POST=run(Subscription.ack)),
         Route(f"{subscription}/callback", "wake token", POST=run(Subscription.ack)),
         Route(f"{subscription}/release", "wake token", POST=run(Subscription.release)),
-        Route("/v1/stream/__ds/jwks.json", "everybody", GET_or_HEAD=to.subscriptions.show_keys),
+        Route("/v1/stream/__ds/jwks.json", "all", GET_or_HEAD=to.subscriptions.show_keys),
         Route("/v1/openapi.json", "principals", GET_or_HEAD=to.operations.openapi),
-        Route("/healthz", "everybody", GET_or_HEAD=to.operations.healthz),
+        Route("/healthz", "all", GET_or_HEAD=to.operations.healthz),
         Route("/readyz", readyz, GET_or_HEAD=to.operations.readyz),
         Route("/metrics", metrics, GET_or_HEAD=to.operations.metrics),
     )

@@ -17,8 +17,8 @@ from fencepost.clock import Clock
 from fencepost.http.listener import Listening, serve
 from fencepost.server.assembly import Assembly
 from fencepost.server.settings import ServerSettings
-from fencepost.store.opener import AnyStoreSettings
 from fencepost.server.subscriptions.security import is_loopback
+from fencepost.store.opener import AnyStoreSettings
 
 log = logging.getLogger(__name__)
 

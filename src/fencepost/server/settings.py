@@ -2,7 +2,7 @@
 
 A limit that has no name here does not exist: what a client can make the server hold or wait for is
 bounded by one of these numbers, and going past one has its own answer. Settings are made once,
-by whoever starts the server, and never read from the environment down here.
+by the program that starts the server; nothing down here reads the environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GrantSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrincipalSettings:
-    """Somebody: how it is recognised, what it may do, and how fast; None is what [auth] says."""
+    """How a principal is recognised, what it may do, and how fast; None is what [auth] says."""
 
     name: str
     token_sha256: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class ProducerRuleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """Who may do what. Without principals nobody is asked who they are."""
+    """Who may do what. Without principals every request may do everything."""
 
     principals: tuple[PrincipalSettings, ...] = ()
     producer_rules: tuple[ProducerRuleSettings, ...] = ()
@@ -71,10 +71,10 @@ class AuthSettings:
     """How far the clocks of issuer and server may be apart."""
 
     metrics_open: bool = False
-    """Whether `/metrics` is for everybody; else for administrators."""
+    """Whether `/metrics` needs no token; else it is for administrators."""
 
     readyz_open: bool = False
-    """Whether `/readyz` is for everybody; else for administrators."""
+    """Whether `/readyz` needs no token; else it is for administrators."""
 
     claim_globs: tuple[str, ...] = ("task:*", "tool:*")
     """Producer ids that are claims."""

@@ -1,6 +1,6 @@
 """Tails: readers who wait for the next append, and the buffers that they share.
 
-After each commit the store tells what was appended. For a stream that somebody tails, the new data
+After each commit the store tells what was appended. For a stream with live readers, the new data
 is kept here for a while as one `Fresh` buffer, encoded at most once for each form it goes out in,
 however many readers take it. A reader that falls behind the buffers reads from the store like
 anyone else.
@@ -22,7 +22,7 @@ FRESH_BYTES_MAX = 1 << 20
 
 
 class Fresh:
-    """New data of one stream, and its encodings once somebody has asked for them."""
+    """New data of one stream, and its encodings once a reader has asked for them."""
 
     __slots__ = ("_events", "chunk")
 

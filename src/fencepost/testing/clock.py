@@ -1,7 +1,7 @@
 """A clock that a test moves: time stands still until told otherwise, and the dice are seeded.
 
-`advance` is time passing; `jump` is somebody setting the wall clock, in either direction, while the
-monotonic clock knows nothing of it. Two clocks made with the same seed throw the same dice.
+`advance` is time passing; `jump` is an operator setting the wall clock, in either direction, while
+the monotonic clock knows nothing of it. Two clocks made with the same seed throw the same dice.
 """
 
 from __future__ import annotations

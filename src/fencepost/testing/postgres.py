@@ -147,7 +147,8 @@ class PostgresServer:
                 self._port = _free_port()
             if self._try_start():
                 return
-            # Somebody took the port between our look and our start, unless the log says more.
+            # Another process took the port between our look and our start, unless the log says
+            # more.
             if "could not bind" not in self.log_text:
                 break
             self._port = 0
@@ -187,7 +188,7 @@ class PostgresServer:
         if self._process is None:
             return
         if self._watcher is not None:
-            # First the watcher: later the number might be somebody else's.
+            # First the watcher: later the number might be another process's.
             self._watcher.kill()
             self._watcher.wait()
             assert self._watcher.stdin is not None
@@ -296,7 +297,7 @@ class PostgresServer:
             return self._dsn_of(self._create(source))
 
     def copy_database(self, dsn: str) -> str:
-        """The address of a fresh database with all that is in this one, which nobody is using."""
+        """The address of a fresh database with all that is in this one, which must be unused."""
         return self._dsn_of(self._create(str(conninfo_to_dict(dsn)["dbname"])))
 
     def drop_database(self, dsn: str) -> None:
@@ -328,7 +329,7 @@ _sharing = threading.Lock()
 
 
 def shared_server() -> PostgresServer:
-    """The one server of this process, started when somebody first asks, gone with the process."""
+    """The one server of this process, started at the first call, gone with the process."""
     global _shared
     with _sharing:
         if _shared is None:
@@ -366,7 +367,7 @@ def _make_folder() -> Path:
 
 
 def _other_user() -> pwd.struct_passwd | None:
-    """Whom the server runs as: nobody else, unless we are root."""
+    """The user that the server runs as: our own, unless we are root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name: entry for entry in pwd.getpwall()}

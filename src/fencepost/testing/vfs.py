@@ -180,7 +180,7 @@ class SyncGate:
         self._open.set()
 
     def await_arrival(self) -> None:
-        """Block until somebody stands at the gate. Not for the event loop: use a thread."""
+        """Block until a caller stands at the gate. Not for the event loop: use a thread."""
         if not self._arrived.acquire(timeout=self.WAIT_S_MAX):
             raise AssertionError("no sync came to the gate")
 

@@ -9,8 +9,8 @@ import pytest
 from fencepost.http.messages import Response
 from fencepost.http.settings import HttpSettings
 from tests.unit.http.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
-from tests.unit.server.test_http1_refusals import check_problem
-from tests.unit.server.test_http1_streams import Source, closed
+from tests.unit.http.test_refusals import check_problem
+from tests.unit.http.test_streams import Source, closed
 
 HASTY = HttpSettings(
     sweep_seconds=0.01,

@@ -158,7 +158,7 @@ def refuse_repeated(request: Request) -> None:
 
 
 def refuse_headers_of_appends(request: Request, where: str, *, but: bytes = b"") -> None:
-    """Refuse what only an append to a stream heeds: whoever sends it counts on it."""
+    """Refuse headers that only an append heeds: their sender counts on them."""
     for name in _OF_APPENDS:
         if name in request.headers and name != but:
             raise bad("header_unexpected", f"{where} has no {name.decode()}: nothing was done")
@@ -286,7 +286,7 @@ def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
     """The headers that make an append conditional; None when they come to nothing."""
     headers = request.headers
     if b"lease-token" in headers:
-        # Whoever sends one counts on being refused when the lease is lost.
+        # Its sender counts on being refused when the lease is lost.
         raise bad("header_unexpected", "there are no leases here that a Lease-Token could be of")
     key = headers.get(b"idempotency-key")
     if key is not None and _OTHER_CONDITIONS.isdisjoint(headers):
@@ -396,7 +396,7 @@ def _retention(request: Request, limits: Limits) -> Retention:
         b"stream-retention-messages": INTEGER_MAX,
     }
     if named - known.keys():
-        # Misspelt, it would keep everything, and nobody would know before the disk is full.
+        # Misspelt, it would keep everything, and that would show only when the disk is full.
         raise bad("retention_invalid", "a retention is Stream-Retention-Age, -Bytes or -Messages")
     bounds = []
     for name, value_max in known.items():

@@ -40,7 +40,13 @@ from fencepost.server.subscriptions.security import (
 )
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.server.subscriptions.webhooks import Webhooks
-from fencepost.store.contract import Leader, Leadership, SharedSubscriptionStore, SubscriptionStore, Unknown
+from fencepost.store.contract import (
+    Leader,
+    Leadership,
+    SharedSubscriptionStore,
+    SubscriptionStore,
+    Unknown,
+)
 
 log = logging.getLogger(__name__)
 
