@@ -19,7 +19,7 @@ from fencepost.protocol.batches import digest
 from fencepost.protocol.commits import Commit, CommitItem, Part
 from fencepost.protocol.limits import Limits
 from fencepost.store.contract import Chunk, StreamInfo
-from fencepost.store.postgres.large.waiting import LIVES
+from fencepost.store.postgres.large.locks import LARGE_COMMITS
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.read.log import SqlLogs
@@ -141,7 +141,7 @@ class Database:
         return bool(
             self.rows(
                 "SELECT 1 FROM pg_stat_activity JOIN pg_locks USING (pid)"
-                f" WHERE locktype = 'advisory' AND classid = {LIVES} AND ({condition})"
+                f" WHERE locktype = 'advisory' AND classid = {LARGE_COMMITS} AND ({condition})"
             )
         )
 
@@ -149,7 +149,7 @@ class Database:
         """The session of the large commit is ended, as when its node dies."""
         self.rows(
             "SELECT pg_terminate_backend(pid) FROM pg_locks"
-            f" WHERE locktype = 'advisory' AND classid = {LIVES} AND mode = 'ExclusiveLock'"
+            f" WHERE locktype = 'advisory' AND classid = {LARGE_COMMITS} AND mode = 'ExclusiveLock'"
         )
 
     @contextlib.contextmanager

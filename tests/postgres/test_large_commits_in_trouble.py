@@ -16,8 +16,7 @@ from fencepost.store.postgres import turns
 from fencepost.store.postgres.check import check
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large import commits as large
-from fencepost.store.postgres.large.session import LargeSession
-from fencepost.store.postgres.large.waiting import LIVES
+from fencepost.store.postgres.large.locks import LARGE_COMMITS, LargeSession
 from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from tests.postgres.large_support import (
@@ -85,8 +84,8 @@ async def test_a_large_commit_is_undone_when_an_older_server_wrote_to_one_of_its
     async def knows_of_no_holds(_connection: Any, _large: int, batch: list[Request]) -> Any:
         return batch
 
-    monkeypatch.setattr(there.store.turns, "_sift", knows_of_no_holds)
-    monkeypatch.setattr(turns, "is_listed", lambda _group: False)
+    monkeypatch.setattr(there.store.turns, "_hold_back", knows_of_no_holds)
+    monkeypatch.setattr(turns, "lists_all_changes", lambda _group: False)
     with database.stopping():
         done = here.commit(*items())
         await database.until_stopped()
@@ -117,7 +116,7 @@ async def test_a_large_commit_whose_node_stopped_while_it_was_sending_is_ended(
         ended: list[int] = []
         async with asyncio.timeout(WAIT_S):
             while not ended:
-                rows = await watching.fetch("end_stuck_turns", (1, LIVES))
+                rows = await watching.fetch("end_stuck_turns", (1, LARGE_COMMITS))
                 ended = [pid for pid, _ in rows]
         assert ended == [raw.backend_pid]
     finally:

@@ -1,4 +1,4 @@
-"""Turns: what is asked together is decided together, and one bad request spoils nobody else's."""
+"""Turns: what is asked together is decided together, and one bad request spoils no other."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.creates import Create, Created
 from fencepost.store.contract import Failed, Missing, StreamInfo
-from fencepost.store.postgres.ledger import TurnLedger
+from fencepost.store.postgres.cache import BulkLoader
 from fencepost.store.postgres.requests import Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
@@ -98,9 +98,9 @@ async def test_streams_that_are_not_there_are_not_remembered_without_end(postgre
             answer = asyncio.get_running_loop().create_future()
             store.append(append(f"missing/{number}", b"1"), answer.set_result)
             assert isinstance(await answer, Missing)
-        ledger = store.decider.ledger
-        assert isinstance(ledger, TurnLedger)
-        assert len(ledger._absent) <= settings.streams_cached_max
+        loader = store.decider.ledger._loader
+        assert isinstance(loader, BulkLoader)
+        assert len(loader.absent) <= settings.streams_cached_max
     finally:
         await store.close()
 

@@ -15,6 +15,7 @@ from fencepost.store.sql import SchemaTooNewError
 from fencepost.store.sqlite.connection import LedgerWriter, SqliteConnection, connect
 from fencepost.store.sqlite.migrate import migrate
 from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.write.loader import DiskLoader
 
 STREAMS_MAX = 8
 PRODUCERS_MAX = 4
@@ -27,7 +28,9 @@ class Book:
         self.writer = LedgerWriter(SqliteConnection(connect(file)))
         migrate(self.writer.connection.raw)
         self.lookups = SqliteConnection(connect(file, readonly=True))
-        self.ledger = Ledger(self.lookups, streams_max=STREAMS_MAX, producers_max=PRODUCERS_MAX)
+        self.ledger = Ledger(
+            DiskLoader(self.lookups), streams_max=STREAMS_MAX, producers_max=PRODUCERS_MAX
+        )
         self.group = self.ledger.new_group()
 
     def add(self, path: str, *, lifetime: Lifetime | None = None) -> Entry:

@@ -1,59 +1,27 @@
-"""A ledger for one large commit: a copy of the state it touches, taken while that stands still.
+"""The ledger of one large commit: a copy of the state that it touches, while that stands still.
 
-Everything that the commit names is held while it is under way, and on disk before it begins. So it
-can be decided apart from everybody else's requests, a slice at a time, on copies that are thrown
-away if it comes to nothing. What a slice names is fetched in a handful of queries, and what was not
-found then is not there.
+A large commit holds everything that it names while it is under way, and all of that is on disk
+before it begins. So it can be decided apart from all other requests, a slice at a time, on copies
+that are thrown away if the commit is refused. What a slice names is fetched in a few queries before
+the slice is decided, and what these queries do not find does not exist.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fencepost.protocol.commits import CommitItem, Part
 from fencepost.protocol.streams import Stream
 from fencepost.store import records
-from fencepost.store.database import Connection
-from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
-from fencepost.store.write.staging import ChunkRow, StagedPart, Staging, StagingGroup
+from fencepost.store.database import Connection, Row
+from fencepost.store.write.ledger import Ledger, LedgerGroup
+from fencepost.store.write.loader import DiskLoader, Loader
+from fencepost.store.write.staging import ChunkRow, StagedPart
 
 STREAMS_MAX = 1 << 30
-"""None is let go: what an earlier slice decided is nowhere else."""
-
-
-class StagingCopy(Staging):
-    """The parts that the slice in hand names."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, ())
-        self._parts: dict[Part, StagedPart] = {}
-        self._chunks: dict[Part, list[ChunkRow]] = {}
-
-    def fetch(self, parts: Iterable[Part]) -> None:
-        """Have these parts at hand, and no others."""
-        self._parts.clear()
-        self._chunks.clear()
-        named = json.dumps(list(dict.fromkeys(parts)))
-        if named == "[]":
-            return
-        for txn, part, media_type, committed in self._connection.fetch(
-            "find_parts", {"parts": named}
-        ):
-            self._parts[Part(txn, part)] = StagedPart(media_type, committed)
-        for txn, part, *row in self._connection.fetch("chunks_of_parts", {"parts": named}):
-            self._chunks.setdefault(Part(txn, part), []).append(ChunkRow(*row))
-
-    def find(self, part: Part) -> StagedPart | None:
-        return self._parts.get(part)
-
-    def use(self, group: StagingGroup, part: Part, position: int) -> None:
-        # Nothing is counted here, and no part is looked for twice.
-        group.statements.append(("commit_part", (position, *part)))
-
-    def chunks(self, part: Part) -> list[ChunkRow]:
-        return sorted(self._chunks.get(part, ()), key=lambda chunk: chunk.ordinal)
+"""No stream is evicted: what an earlier slice decided about it is nowhere else."""
 
 
 class Numbers(NamedTuple):
@@ -64,57 +32,72 @@ class Numbers(NamedTuple):
     now_ms: int
 
 
-class CommitLedger(Ledger):
-    """The streams and producers that a commit touches, as its slices so far leave them."""
+class CommitCopy:
+    """A ledger with the streams and producers that a commit touches, as its slices leave them."""
 
-    def __init__(
-        self, connection: Connection, numbers: Numbers, key_retention_ms: int | None
-    ) -> None:
-        super().__init__(
-            connection,
+    def __init__(self, loader: Loader, numbers: Numbers, *, like: Ledger) -> None:
+        """Count from `numbers` on, with the keys and deadlines of the store's own ledger."""
+        self.ledger = Ledger(
+            loader,
             streams_max=STREAMS_MAX,
             producers_max=STREAMS_MAX,
-            key_retention_ms=key_retention_ms,
+            key_retention_ms=like.key_retention_ms,
+            exact_deadlines=like.exact_deadlines,
+            counters=numbers,
         )
-        self.next_position, self.next_stream, self.last_ms = numbers
+        self.ledger.key_filter = like.key_filter
         self._earlier = LedgerGroup(0)
 
-    def leftovers(self) -> list[dict[Any, Any] | set[Any]]:
+    def leftovers(self) -> list[dict[Any, Any]]:
         """What there is to let go of when nothing more is to be decided."""
-        return [self._by_path, self._by_id, self._earlier.keys]
+        return [*self.ledger.collections(), self._earlier.keys]
 
     def sealed(self, group: LedgerGroup) -> LedgerGroup:
         """A slice is complete: `group` with its rows, of which only the keys are needed again."""
-        self.seal(group)
+        self.ledger.seal(group)
         self._earlier.keys.update(group.keys)
-        self._pending[:] = [self._earlier]
+        self.ledger.continue_after(self._earlier)
         return group
 
 
-class LedgerCopy(CommitLedger):
-    """The same where a look at the disk is at hand: what each slice names is fetched before it."""
+class SnapshotLoader(DiskLoader):
+    """Finds streams and parts among those that were fetched for the slice, and nowhere else."""
 
-    def __init__(
-        self, connection: Connection, numbers: Numbers, key_retention_ms: int | None
-    ) -> None:
-        super().__init__(connection, numbers, key_retention_ms)
-        self.copied = self.staging = StagingCopy(connection)
-        self._known: set[str] = set()
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.asked: set[str] = set()
+        """The paths that were looked for so far."""
+        self._streams: dict[str, Row] = {}
+        self._parts: dict[Part, StagedPart] = {}
+        self._chunks: dict[Part, dict[int, ChunkRow]] = {}
 
     def fetch(self, items: Sequence[CommitItem]) -> None:
-        """Have at hand what these appends name."""
-        paths = {item.append.path for item in items} - self._known
-        self._known |= paths
-        rows = self._connection.fetch("find_streams", {"paths": json.dumps(list(paths))})
-        for row in rows:
-            self.take_in(row)
-        self.copied.fetch(part for item in items for part in item.parts)
+        """Fetch what these appends name: streams that were not fetched before, and parts."""
+        paths = {item.append.path for item in items} - self.asked
+        self.asked |= paths
+        rows = self.connection.fetch("find_streams", {"paths": json.dumps(list(paths))})
+        self._streams = {row[1]: row for row in rows}  # by path
+        self._fetch_parts({part: None for item in items for part in item.parts})
 
-    def find(self, path: str) -> Entry | None:
-        return self._by_path.get(path)
+    def _fetch_parts(self, parts: dict[Part, None]) -> None:
+        self._parts.clear()
+        self._chunks.clear()
+        if not parts:
+            return
+        named = {"parts": json.dumps(list(parts))}
+        for txn, part, media_type, committed in self.connection.fetch("find_parts", named):
+            self._parts[Part(txn, part)] = StagedPart(media_type, committed)
+        for txn, part, *row in self.connection.fetch("chunks_of_parts", named):
+            self._chunks.setdefault(Part(txn, part), {})[row[1]] = ChunkRow(*row)
 
-    def leftovers(self) -> list[dict[Any, Any] | set[Any]]:
-        return [*super().leftovers(), self._known]
+    def stream(self, path: str) -> Row | None:
+        return self._streams.get(path)
+
+    def part(self, part: Part) -> StagedPart | None:
+        return self._parts.get(part)
+
+    def chunks(self, part: Part) -> dict[int, ChunkRow]:
+        return self._chunks.get(part, {})
 
 
 def streams_at(connection: Connection, paths: Sequence[str]) -> list[Stream]:

@@ -38,13 +38,14 @@ from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer
 from fencepost.protocol.writers import Writer
 from fencepost.store.database import Connection
-from fencepost.store.large.copies import CommitLedger, LedgerCopy, Numbers
+from fencepost.store.large.copies import CommitCopy, Numbers, SnapshotLoader
 from fencepost.store.large.recovery import CERTAIN
 from fencepost.store.large.slices import slice_of
 from fencepost.store.write.decider import Counts, Decider
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.ledger import Ledger, LedgerGroup
+from fencepost.store.write.loader import Loader
 
 Try = tuple[Append, Producer | None, AppendOutcome]
 """An append as it was decided, and its producer before."""
@@ -64,6 +65,7 @@ class LargeDecision(ABC):
     def __init__(
         self,
         decider: Decider,
+        loader: Loader,
         request: Commit,
         *,
         new_streams: int,
@@ -71,6 +73,7 @@ class LargeDecision(ABC):
         messages: int = 0,
     ) -> None:
         self._decider = decider
+        self._loader = loader
         self._request = request
         self._new_streams = new_streams
         self._writer = writer
@@ -79,7 +82,8 @@ class LargeDecision(ABC):
         self._decided_count = 0
         self._counts = Counts()
         self._now_ms = 0
-        self._copy: CommitLedger
+        self.copy: CommitCopy
+        """The ledger that it is decided on, once it has begun."""
         self.first = self._last = -1
         self._refused: CommitRefused | None = None
         self._done_count = 0
@@ -93,11 +97,7 @@ class LargeDecision(ABC):
 
     def leftovers(self) -> list[dict[Any, Any] | set[Any] | list[Any]]:
         """What there is to let go of when all is decided."""
-        return [*self._copy.leftovers(), self._parts, self._pieces]
-
-    @abstractmethod
-    def _copied(self, numbers: Numbers, key_retention_ms: int | None) -> CommitLedger:
-        """A ledger that counts from here, for the commit alone."""
+        return [*self.copy.leftovers(), self._parts, self._pieces]
 
     def begin(self) -> int:
         """Take the commit's positions, and the numbers of its new streams; the first position."""
@@ -106,8 +106,7 @@ class LargeDecision(ABC):
         self.first = ledger.next_position
         self._last = self.first + max(self._messages, 1) - 1
         numbers = Numbers(self.first, ledger.next_stream, self._now_ms)
-        self._copy = self._copied(numbers, ledger.key_retention_ms)
-        self._copy.key_filter = ledger.key_filter
+        self.copy = CommitCopy(self._loader, numbers, like=ledger)
         ledger.next_position = self._last + 1
         ledger.next_stream += self._new_streams
         self._decider.group.statements.append(("begin_large", (self.first, self._last)))
@@ -120,10 +119,10 @@ class LargeDecision(ABC):
             return None
         self._decided_count += len(items)
         self._count += 1
-        return self._copy.sealed(group)
+        return self.copy.sealed(group)
 
     def _decide(self, items: list[CommitItem], at: int) -> LedgerGroup | None:
-        copy = self._copy
+        copy = self.copy.ledger
         draft = Draft(
             copy,
             {item.append.path: copy.find(item.append.path) for item in items},
@@ -153,7 +152,8 @@ class LargeDecision(ABC):
         for append, _ in draft.decided:
             self._counts.add(append)
         for part in draft.parts:
-            copy.staging.use(group, part, self._last)
+            # The parts that wait are counted by the store, once the commit is certain.
+            group.statements.append(("commit_part", (self._last, *part)))
         self._parts |= draft.parts
         self._describe(items, outcomes)
         return group
@@ -179,7 +179,7 @@ class LargeDecision(ABC):
                 self._decider.ledger.writers.save(self._decider.group, self._writer)
             return outcome
         # Every append was accepted, so the positions that were counted are those that were used.
-        assert self._copy.next_position == self.first + self._messages
+        assert self.copy.ledger.next_position == self.first + self._messages
         for append, before, decided in self._tries:
             self._decider.claims.tell(append, before, decided, self._now_ms)
         self._conclude()
@@ -247,10 +247,13 @@ class SlicedDecision(LargeDecision):
         new_streams: int,
         writer: Writer | None,
     ) -> None:
-        super().__init__(decider, request, new_streams=new_streams, writer=writer)
+        self._snapshot = SnapshotLoader(state)
+        super().__init__(decider, self._snapshot, request, new_streams=new_streams, writer=writer)
         self._state = state
         self._slices = slices
-        self._fetch: Callable[[list[CommitItem]], None]
+
+    def leftovers(self) -> list[dict[Any, Any] | set[Any] | list[Any]]:
+        return [*super().leftovers(), self._snapshot.asked]
 
     def weigh(self) -> Iterator[None]:
         """Count the positions that the commit may need."""
@@ -263,15 +266,10 @@ class SlicedDecision(LargeDecision):
             self._messages += sum(map(messages_of, items))
             yield
 
-    def _copied(self, numbers: Numbers, key_retention_ms: int | None) -> CommitLedger:
-        copy = LedgerCopy(self._state, numbers, key_retention_ms)
-        self._fetch = copy.fetch
-        return copy
-
     def slices(self) -> Iterator[None]:
         """Decide the appends; what each slice writes joins the open group."""
         for items in self._slices():
-            self._fetch(items)
+            self._snapshot.fetch(items)
             number = self._count
             sealed = self.decide(items)
             if sealed is None:
@@ -286,9 +284,9 @@ class SlicedDecision(LargeDecision):
         group.bytes += len(content)
 
     def _conclude(self) -> None:
-        group = self._copy.new_group()
-        self._keep(self._copy, group)
-        self._write_down(self._count, self._copy.sealed(group), is_last=True)
+        group = self.copy.ledger.new_group()
+        self._keep(self.copy.ledger, group)
+        self._write_down(self._count, self.copy.sealed(group), is_last=True)
         self._decider.group.statements.append(("turn_large", (CERTAIN, self.first)))
         self._decider.ledger.staging.waiting_count -= len(self._parts)
 

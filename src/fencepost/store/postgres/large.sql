@@ -4,7 +4,7 @@
 BEGIN
 
 -- name: live_as_large
--- A number for a commit, and the lock that says that it lives, as long as its session does. A session
+-- A number for a commit, and the lock that shows that it is alive, as long as its session is. A session
 -- that is idle for so many milliseconds ends: its node has stopped.
 SELECT number, pg_advisory_lock($1::int, number::int), set_config('idle_session_timeout', $2, false)
 FROM (SELECT nextval('large_numbers') AS number OFFSET 0) AS next
@@ -17,7 +17,7 @@ ON CONFLICT DO NOTHING
 DELETE FROM held WHERE large = $1
 
 -- name: release_held
--- Forgets some of what a commit held that is over.
+-- Forgets some of the marks of a commit that is over.
 WITH gone AS (
     DELETE FROM held
     WHERE large = $1 AND mark = ANY (ARRAY(SELECT mark FROM held WHERE large = $1 LIMIT $2))
@@ -26,7 +26,7 @@ WITH gone AS (
 SELECT count(*) FROM gone HAVING count(*) > 0
 
 -- name: next_holder
--- Who else holds something, in order; and whether it is gone.
+-- The next commit that has marks, and whether its session is gone.
 SELECT large, pg_try_advisory_xact_lock_shared($1::int, large::int)
 FROM (SELECT min(large) AS large FROM held WHERE large > $2 OFFSET 0) AS next
 WHERE large IS NOT NULL
@@ -65,15 +65,16 @@ INSERT INTO turns (turn, node, at_ms, head, streams, created, removed, since)
 SELECT $1, $6, $4, $2 - 1, $7::bigint[], $8::bigint[], $9::bigint[], large_turn FROM counters
 
 -- name: streams_since
--- What was changed from one turn up to another, but not by large commits. Who shares the turn in which
--- a large commit takes its positions may stand behind them.
+-- The streams that were changed from one turn up to another, but not by large commits. The turn in which
+-- a large commit takes its positions counts: other requests of that turn may come behind it in the log.
 SELECT DISTINCT stream
 FROM turns CROSS JOIN LATERAL unnest(streams) AS changed (stream)
 WHERE turn >= $1 AND turn < $2 AND node <> ''
 
 -- name: changed_in_spite
--- What may have been changed since a large commit took its positions by servers that know of no holds:
--- their turns do not say that they list everything. In the log that comes behind the commit.
+-- The streams that servers of an older version, which know of no marks, may have changed since a large
+-- commit took its positions: their turns do not say that they list everything, and their rows come
+-- behind the commit in the log.
 SELECT DISTINCT stream
 FROM counters JOIN turns ON turns.turn > counters.large_turn AND NOT turns.listed
 CROSS JOIN LATERAL unnest(turns.streams) AS changed (stream)
@@ -86,8 +87,8 @@ SELECT count(*),
 FROM streams WHERE state < 2 AND path = ANY ($1::text[])
 
 -- name: lock_streams
--- Streams that a large commit is about to write: a server of a version that knows of no holds has to
--- wait for it.
+-- Streams that a large commit is about to write. The lock is for servers of an older version, which know
+-- of no marks: they wait for it.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
        forks_count, retention
@@ -96,6 +97,6 @@ FOR UPDATE
 
 -- name: lock_parts
 SELECT p.txn, p.part, p.media_type, p.committed
-FROM json_array_elements(:parts::json) AS n (value)
-JOIN parts p ON p.txn = n.value ->> 0 AND p.part = n.value ->> 1
+FROM unnest($1::text[], $2::text[]) AS n (txn, part)
+JOIN parts p ON p.txn = n.txn AND p.part = n.part
 FOR UPDATE OF p

@@ -1,5 +1,8 @@
-"""Upkeep of the shared store, done by the node that leads: what every store needs, and forgetting
-turns of long ago and nodes that are gone."""
+"""Background work of the shared store, which the node that leads does.
+
+Beside the jobs of every store it forgets old turns, nodes that are gone, and what large commits
+held whose nodes died.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from fencepost.clock import Clock
 from fencepost.store.maintain.jobs import Upkeep
 from fencepost.store.postgres.cluster.term import Term
 from fencepost.store.postgres.driver.connection import PostgresConnection
-from fencepost.store.postgres.large.waiting import LIVES
+from fencepost.store.postgres.large.locks import LARGE_COMMITS
 from fencepost.store.write.decider import Decider
 
 TURNS_PER_SWEEP_MAX = 10_000
@@ -19,7 +22,7 @@ HELD_PER_SWEEP_MAX = 2_000
 
 
 class Followed(Protocol):
-    """Who has to know of every turn before it may go."""
+    """Follows the turns, and must know of each before it may be forgotten."""
 
     async def followed_durably(self) -> int | None:
         """The turn up to which nothing has to be told again; None when that is not known."""
@@ -68,10 +71,10 @@ class PostgresUpkeep(Upkeep):
     async def forget_held(self) -> int:
         """Forget large commits whose nodes died, and what they held."""
         if await self._fetch("large_now") != [(None,)]:
-            # Any turn ends one that is dead, and there may be no other for long.
-            await self._term.decide(_nothing, reaches=False)
+            # Any turn ends a large commit that is dead, and there may be no other turn for long.
+            await self._term.decide(_nothing, touches_all=False)
         after, forgotten = -1, 0
-        while found := await self._fetch("next_holder", LIVES, after):
+        while found := await self._fetch("next_holder", LARGE_COMMITS, after):
             [(after, gone)] = found
             while gone and (count := await self._term.between_commits(partial(_forget, after))):
                 forgotten += count
@@ -85,7 +88,7 @@ def _forget(large: int, connection: PostgresConnection) -> int:
 
 
 def _nothing(_decider: Decider) -> None:
-    """To have a turn is all there is to it."""
+    """Decide nothing: the turn itself is what counts."""
 
 
 def _save_followed(turn: int, connection: PostgresConnection) -> None:

@@ -185,20 +185,20 @@ SELECT path FROM streams
 WHERE fork IS NOT NULL AND state < 2 AND (fork::json ->> 0)::bigint = ANY (:streams::bigint[])
 
 -- name: find_parts
--- Several parts at once, each named by its transaction and itself.
+-- Several parts at once: a column of their transactions, and one of their names.
 SELECT p.txn, p.part, p.media_type, p.committed
-FROM json_array_elements(:parts::json) AS n (value)
-JOIN parts p ON p.txn = n.value ->> 0 AND p.part = n.value ->> 1
+FROM unnest($1::text[], $2::text[]) AS n (txn, part)
+JOIN parts p ON p.txn = n.txn AND p.part = n.part
 
 -- name: chunks_of_parts
 SELECT c.txn, c.part, c.id, c.ordinal, c.count, c.size, c.digest
-FROM json_array_elements(:parts::json) AS n (value)
-JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
+FROM unnest($1::text[], $2::text[]) AS n (txn, part)
+JOIN chunks c ON c.txn = n.txn AND c.part = n.part
 
 -- name: count_staged_messages
 SELECT COALESCE(sum(c.count), 0)::bigint
-FROM json_array_elements(:parts::json) AS n (value)
-JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
+FROM unnest($1::text[], $2::text[]) AS n (txn, part)
+JOIN chunks c ON c.txn = n.txn AND c.part = n.part
 
 -- name: large_commits
 SELECT first, last, state FROM large_commits ORDER BY first

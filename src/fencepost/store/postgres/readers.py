@@ -1,4 +1,8 @@
-"""Reading from the database: threads with connections that are made again when they are lost."""
+"""Reading from the database: what a stream holds, and the connections that it is read through.
+
+Readers are threads, each with a connection that is made again when it is lost. What a decision has
+to look up goes through a connection of its own, on the event loop (`Lookups`).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,26 @@ from typing import Self, TypeVar
 
 import psycopg
 
-from fencepost.store.contract import StoreAwayError
+from fencepost.protocol.offsets import Offset
+from fencepost.store import records
+from fencepost.store.contract import (
+    BadOffset,
+    Chunk,
+    Missing,
+    StoreAwayError,
+    StreamInfo,
+    Truncated,
+)
 from fencepost.store.database import Row, Values
 from fencepost.store.postgres.driver.connection import PostgresConnection, is_away
-from fencepost.store.read.chunks import Readers
+from fencepost.store.read import chunks as reading
+from fencepost.store.read.chunks import Readers, own_segments
 
 T = TypeVar("T")
 
 
 class Slot:
-    """A place for a connection of one reader thread; it is made when it is first used."""
+    """The connection of one reader thread, which is made when it is first used."""
 
     def __init__(self, connect: Callable[[], PostgresConnection]) -> None:
         self._connect = connect
@@ -73,8 +87,8 @@ class PostgresReaders(Readers[PostgresConnection]):
 class Lookups:
     """What the ledger asks while a request is being decided, beside the connection of the turn.
 
-    Nobody else can write then, so what is committed is what there is. A connection that was lost is
-    made again with the next question; the error itself undoes the turn.
+    No other node can write then, so what is committed is all there is. The error of a connection
+    that was lost undoes the turn, and the next question makes another connection.
     """
 
     def __init__(self, connect: Callable[[], PostgresConnection]) -> None:
@@ -113,8 +127,42 @@ class Lookups:
         return self._live.__exit__(kind, error, trace)
 
     def close(self) -> None:
-        """Let go of the connection; the next question makes another."""
+        """Close the connection; the next question makes another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(psycopg.Error):
                 connection.close()
+
+
+def read_stream(
+    connection: PostgresConnection, info: StreamInfo, after: Offset, bytes_max: int
+) -> Chunk | BadOffset | Truncated | Missing:
+    """What a stream holds after an offset, up to so many bytes."""
+    rows = connection.fetch("find_stream_by_id", (info.id,))
+    if not rows:
+        return Missing()
+    stream, _ = records.stream_from_row(rows[0])
+    try:
+        piece = reading.read_chunk(
+            connection,
+            own_segments(info.id, stream.segments, info.tail),
+            after,
+            bytes_max=bytes_max,
+            is_json=info.is_json,
+        )
+    except reading.OffsetError:
+        return BadOffset()
+    except reading.RowsGoneError:
+        return _purged(connection, info, after)
+    return Chunk(info, after, piece.next, piece.data)
+
+
+def _purged(connection: PostgresConnection, info: StreamInfo, after: Offset) -> Truncated | Missing:
+    """Rows went under the reader: the stream was deleted, or truncated, and purged since."""
+    rows: list[Row] = connection.fetch("find_stream_by_id", (info.id,))
+    if not rows:
+        return Missing()
+    stream, _ = records.stream_from_row(rows[0])
+    if after.bytes < stream.first.bytes:
+        return Truncated(stream.first)
+    raise reading.RowsGoneError

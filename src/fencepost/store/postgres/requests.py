@@ -1,43 +1,131 @@
-"""Requests: something to decide in a turn, and what the turn has to know of it."""
+"""Requests: something to decide in a turn, and everything that it names.
+
+What a request names is written down when it is submitted, once. The turn loads it in bulk before it
+decides the request, and compares it with what a large commit holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
+from fencepost.protocol.appends import Append
+from fencepost.protocol.commits import Commit, Part
+from fencepost.store.contract import Upload
 from fencepost.store.postgres.driver.pipeline import WritingConnection
-from fencepost.store.postgres.ledger import Needs
+from fencepost.store.postgres.large.locks import (
+    mark_of_key,
+    mark_of_lane,
+    mark_of_part,
+    mark_of_path,
+    mark_of_writer,
+)
 from fencepost.store.write.decider import Decider
+from fencepost.store.write.front import Paths, Touched, WriterName
 
 Done = Callable[[Any], None]
 
-WAITS = object()
-"""For a request that waits for a large commit when it has to."""
+WAIT = object()
+"""The answer of a request that waits when a large commit holds what it names."""
+
+
+class Needs(NamedTuple):
+    """What requests name."""
+
+    paths: Collection[str] = ()
+    producers: Collection[tuple[str, str]] = ()
+    """Path and id."""
+    keys: Collection[tuple[str, str, str]] = ()
+    """Path, principal and key."""
+    parts: Collection[Part] = ()
+    """Each with all its chunks."""
+    chunks: Collection[tuple[Part, int]] = ()
+    """Single chunks, by their part and number."""
+
+    # These are not loaded, but a large commit may hold them:
+    writers: Collection[str] = ()
+    commit_keys: Collection[tuple[str, str]] = ()
+    """Principal and key."""
+    lanes: Collection[str] = ()
+    """Names shared by requests that must keep their order."""
+
+    def marks(self) -> set[int]:
+        """The marks by which large commits hold these."""
+        return {
+            *map(mark_of_path, self.paths),
+            *map(mark_of_part, self.parts),
+            *(mark_of_part(part) for part, _ in self.chunks),
+            *map(mark_of_writer, self.writers),
+            *(mark_of_key(*key) for key in self.commit_keys),
+            *map(mark_of_lane, self.lanes),
+        }
+
+
+NOTHING = Needs()
 
 
 class Request(NamedTuple):
-    """Something to decide, and who is told of it."""
+    """Something to decide, and the function that is told of the outcome."""
 
     work: Callable[[Decider], object]
     done: Done
-    needs: Callable[[Needs], None] | None = None
+    needs: Needs = NOTHING
     size: int = 0
+    """Bytes of payload."""
     tries: int = 0
+    """Turns that it was in while the database went away."""
     alone: bool = False
     """Whether it gets a turn of its own, because one that it shared was refused."""
-    reaches: bool = False
+    touches_all: bool = False
     """Whether it may touch more than it needs, so that it waits for any large commit."""
-    instead: object = WAITS
-    """What to answer when a large commit holds what it is about, if it is not to wait."""
-    of: int | None = None
-    """The large commit that it is part of, and does not have to wait for."""
-    on: WritingConnection | None = None
-    """Whose open transaction its turn is taken in and ends."""
+    if_held: object = WAIT
+    """What to answer when a large commit holds what it names, if it is not to wait."""
+    large_commit: int | None = None
+    """The number of the large commit that it is part of, and does not wait for."""
+    connection: WritingConnection | None = None
+    """The connection whose open transaction it is decided in, and ends."""
 
-    def marks(self) -> set[int]:
-        """What it is about, as large commits hold it."""
-        if self.needs is None:
-            return set()
-        needs = Needs()
-        self.needs(needs)
-        return needs.marks()
+
+def needs_of(touched: Touched) -> Needs:
+    """What a write request names."""
+    match touched:
+        case Append():
+            return needs_of_append(touched)
+        case Commit():
+            return needs_of_commit(touched)
+        case Upload():
+            return Needs(chunks=((touched.part, touched.ordinal),))
+        case Part():
+            return Needs(parts=(touched,))
+        case Paths():
+            return Needs(touched.paths)
+        case WriterName():
+            return Needs(writers=(touched.name,))
+
+
+def needs_of_append(append: Append) -> Needs:
+    """What an append names."""
+    path, producer, conditions = append.path, append.producer, append.conditions
+    return Needs(
+        (path,),
+        () if producer is None else ((path, producer.id),),
+        ()
+        if conditions is None or conditions.key is None
+        else ((path, append.principal, conditions.key),),
+    )
+
+
+def needs_of_commit(request: Commit) -> Needs:
+    """What a commit names."""
+    return together(needs_of_append(item.append) for item in request.items)._replace(
+        parts={part for item in request.items for part in item.parts},
+        writers=() if request.writer is None else (request.writer.name,),
+        commit_keys=() if request.key is None else ((request.principal, request.key),),
+    )
+
+
+def together(all_needs: Iterable[Needs]) -> Needs:
+    """The needs of several requests as those of one, each thing once."""
+    columns: Iterable[Sequence[Collection[Any]]] = zip(*all_needs, strict=True)
+    return Needs(*[set(chain.from_iterable(column)) for column in columns])

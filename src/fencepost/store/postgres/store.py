@@ -1,8 +1,9 @@
-"""The store on PostgreSQL: any number of nodes share one database, and one truth.
+"""The store on PostgreSQL: any number of nodes share one database, and agree on what is in it.
 
-This module is the order of things and little else. Requests are decided in `turns`, on a `ledger`
-that is true as long as the turn lasts; what other nodes write comes through the `feed`; reads go to
-the database each time, so that every node answers with what is committed anywhere.
+This module hands requests to the parts that carry them out. They are decided in `turns`, on a
+ledger that the `cache` keeps correct as long as the turn lasts. What other nodes write comes
+through the `feed`. Reads go to the database each time, so that every node answers with what is
+committed by any of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from typing import Any, TypeVar
 import psycopg
 
 from fencepost.clock import Clock
-from fencepost.protocol.appends import Append
-from fencepost.protocol.commits import Commit, Part
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.writers import (
@@ -39,22 +38,20 @@ from fencepost.store.contract import (
     StoreAwayError,
     StreamInfo,
     Truncated,
-    Upload,
 )
 from fencepost.store.large.commits import LargeCommits
-from fencepost.store.postgres.chunks import read_stream
+from fencepost.store.postgres.cache import BulkLoader, Cache
 from fencepost.store.postgres.cluster.feed import Feed, Notifier
 from fencepost.store.postgres.driver.connection import PostgresConnection, connect
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.commits import LargeCommit
-from fencepost.store.postgres.ledger import Needs, TurnLedger
 from fencepost.store.postgres.migrate import migrate
-from fencepost.store.postgres.readers import Lookups, PostgresReaders
-from fencepost.store.postgres.requests import Request
+from fencepost.store.postgres.readers import Lookups, PostgresReaders, read_stream
+from fencepost.store.postgres.requests import Needs, Request, needs_of
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.turns import Turns
 from fencepost.store.write.decider import Decider
-from fencepost.store.write.front import Paths, Touched, WriteFront, WriterName
+from fencepost.store.write.front import Touched, WriteFront
 from fencepost.store.write.ledger import LedgerGroup, view_of
 from fencepost.store.write.writers import find_committed
 
@@ -64,7 +61,7 @@ T = TypeVar("T")
 Listener = Callable[[Sequence[Published]], None]
 
 _HELD = object()
-"""A stream cannot be ended now, because a large commit holds it."""
+"""The answer when a stream cannot be ended now, because a large commit holds it."""
 
 
 class PostgresStore(WriteFront):
@@ -81,13 +78,14 @@ class PostgresStore(WriteFront):
         self._reshaped: Counter[str] = Counter()
         self._background: list[asyncio.Task[None]] = []
         self.lookups = Lookups(partial(connect, settings))
-        """What is asked while something is decided, on the event loop."""
+        """The connection for what a decision has to look up, on the event loop."""
         self.readers = PostgresReaders(
             partial(connect, settings, readonly=True), threads=settings.reader_threads
         )
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="fencepost-upkeep")
         self._upkeep_connection: PostgresConnection | None = None
-        decider = Decider(self.lookups, settings, self._now_ms, ledger=TurnLedger)
+        loader = BulkLoader(self.lookups)
+        decider = Decider(self.lookups, settings, self._now_ms, loader=loader, exact_deadlines=True)
         large = LargeCommits(decider.holds, partial(LargeCommit, self))
         super().__init__(settings, decider, large)
         dial = partial(WritingConnection.connect, settings)
@@ -96,6 +94,12 @@ class PostgresStore(WriteFront):
             self.node,
             dial,
             self.decider,
+            Cache(
+                self.decider.ledger,
+                loader,
+                self.decider.claims,
+                streams_max=settings.streams_cached_max,
+            ),
             committed=self._committed,
             lost=self._lost,
             clock_ns=clock.monotonic_ns,
@@ -130,7 +134,7 @@ class PostgresStore(WriteFront):
         return cls(settings, clock, simulated=simulated)
 
     async def close(self) -> None:
-        """Finish what was asked and let go of the database; a large commit comes to nothing."""
+        """Finish what was asked and close the connections; a large commit under way fails."""
         await self._large.close()
         await self.turns.close()
         for task in self._background:
@@ -174,7 +178,7 @@ class PostgresStore(WriteFront):
         touched: Touched,
         size: int = 0,
     ) -> None:
-        self.turns.submit(Request(work, done, partial(_need, touched), size))
+        self.turns.submit(Request(work, done, needs_of(touched), size))
 
     def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
         if self._large.closing:
@@ -196,21 +200,25 @@ class PostgresStore(WriteFront):
 
         return reshaped
 
-    async def decide(self, work: Callable[[Decider], T], *, reaches: bool = True) -> T:
+    async def decide(self, work: Callable[[Decider], T], *, touches_all: bool = True) -> T:
         """Let `work` decide something, and wait until that is durable.
 
-        What `reaches` the streams or parts of others waits while a large commit is under way.
+        Work that may touch any stream or part waits while a large commit is under way.
         """
         answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
-        self.submit(Request(work, partial(_tell, answer), reaches=reaches))
+        self.submit(Request(work, partial(_tell, answer), touches_all=touches_all))
         outcome = await answer
         if isinstance(outcome, Failure):
             raise StoreAwayError("the database could not be written to")
         return outcome
 
     def submit(self, request: Request) -> None:
-        """Have something decided in the next turn that may reach the streams or parts of others."""
-        if request.reaches and self._held and self._holds.keeps_all(lambda: self.submit(request)):
+        """Have a request decided in the next turn; after any large commit if it touches all."""
+        if (
+            request.touches_all
+            and self._held
+            and self._holds.keeps_all(lambda: self.submit(request))
+        ):
             return
         self.turns.submit(request)
 
@@ -234,12 +242,12 @@ class PostgresStore(WriteFront):
             raise StoreAwayError(str(error).strip()) from error
 
     def suspect(self, error: BaseException) -> None:
-        """Upkeep met an error; it is tried again, and the database knows best how it is."""
+        """Background work met an error: nothing is done, because the work is tried again."""
 
     # Reading
 
     async def look(self, path: str, *, touch: bool) -> StreamInfo | Missing | SoftDeleted | Failure:
-        if path in self._reshaped and not self.turns.is_aside(path):
+        if path in self._reshaped and not self.turns.is_held(path):
             failure = await self.durable()
             if failure is not None:
                 return failure
@@ -255,22 +263,22 @@ class PostgresStore(WriteFront):
         if stream.expired(now_ms):
             return await self._ended(path, view_of(stream), touch=touch)
         if touch and _slides(stream, stored_ms, now_ms):
-            # While a large commit holds it, it lives on with its appends.
+            # A stream that a large commit holds lives on with the appends of that.
             work = partial(_touch, path, now_ms)
-            self.turns.submit(Request(work, _unheard, _path(path), instead=None))
+            self.turns.submit(Request(work, _unheard, Needs((path,)), if_held=None))
         return view_of(stream)
 
     async def _ended(
         self, path: str, info: StreamInfo, *, touch: bool
     ) -> StreamInfo | Missing | SoftDeleted | Failure:
-        """An expired stream is gone on disk before anybody hears that it is."""
+        """An expired stream is gone on disk before a client is told that it is."""
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.turns.submit(
             Request(
                 lambda decider: decider.alive(path, decider.tick()),
                 partial(_tell, done),
-                _path(path),
-                instead=_HELD,
+                Needs((path,)),
+                if_held=_HELD,
             )
         )
         outcome = await done
@@ -337,27 +345,6 @@ def _prepare(settings: PostgresSettings, *, migrating: bool) -> None:
         connection.close()
 
 
-def _need(touched: Touched, needs: Needs) -> None:
-    """Say what the turn that decides a request has to load."""
-    match touched:
-        case Append():
-            needs.add(touched)
-        case Commit():
-            needs.add_commit(touched)
-        case Upload():
-            needs.chunks.add((touched.part, touched.ordinal))
-        case Part():
-            needs.parts.add(touched)
-        case Paths():
-            needs.paths.update(touched.paths)
-        case WriterName():
-            needs.writers.add(touched.name)
-
-
-def _path(path: str) -> Callable[[Needs], None]:
-    return lambda needs: needs.paths.add(path)
-
-
 def _slides(stream: Stream, stored_ms: int | None, now_ms: int) -> bool:
     """Whether a use at this time has to be written down."""
     deadline_ms = stream.lifetime.deadline_ms(now_ms)
@@ -369,25 +356,23 @@ def _slides(stream: Stream, stored_ms: int | None, now_ms: int) -> bool:
 
 
 def _touch(path: str, at_ms: int, decider: Decider) -> None:
-    """A stream was used at a time: its life is counted from there, whatever time it is by now."""
+    """A stream was read at a time: its life is counted from then, however late it is by now."""
     decider.tick()
     entry = decider.ledger.find(path)
     if entry is None or entry.stream.soft_deleted or entry.stream.expired(at_ms):
         return
-    ledger = decider.ledger
-    assert isinstance(ledger, TurnLedger)
-    if ledger.slide_loosely(entry, at_ms):
-        ledger.touch(decider.group, entry)
+    if decider.ledger.slide(entry, at_ms, is_read=True):
+        decider.ledger.touch(decider.group, entry)
 
 
 def _tell(waiting: asyncio.Future[T], outcome: T) -> None:
-    """Tell whoever waits, unless they have gone."""
+    """Answer a future, unless its task has gone."""
     if not waiting.done():
         waiting.set_result(outcome)
 
 
 def _unheard(_outcome: object) -> None:
-    """Nobody waits for it: a use that is not written down is written with the next one."""
+    """No task waits for this: a read that is not written down is written with the next one."""
 
 
 def _stir(decider: Decider) -> None:
@@ -395,4 +380,4 @@ def _stir(decider: Decider) -> None:
 
 
 def _nothing(_decider: Decider) -> None:
-    """To be decided after all that came before is all there is to it."""
+    """Decide nothing: the answer shows that all requests before this one are durable."""

@@ -28,7 +28,7 @@ from fencepost.store.postgres.cluster.feed import Turn
 from fencepost.store.postgres.cluster.following import Following
 from fencepost.store.postgres.cluster.term import Term
 from fencepost.store.postgres.driver.connection import PostgresConnection
-from fencepost.store.postgres.ledger import Needs
+from fencepost.store.postgres.requests import Needs
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.ledger import view_of
@@ -49,7 +49,7 @@ async def secret(store: PostgresStore, name: str, fresh: bytes) -> bytes:
 
     rows = await store.readers.run(find)
     if not rows:
-        await store.decide(save, reaches=False)
+        await store.decide(save, touches_all=False)
         # Another node may have been first.
         rows = await store.readers.run(find)
     [(value,)] = rows
@@ -66,10 +66,9 @@ class _Stretch:
         self.announced: list[tuple[str, bytes]] = []
         self.answers: list[Answer] = []
 
-    def needs(self, needs: Needs) -> None:
-        needs.paths.update(path for path, _ in self.announced)
-        # Later writes of the engine must not overtake one that waits for a large commit.
-        needs.lanes.add("subscriptions")
+    def needs(self) -> Needs:
+        """What it names. Its lane keeps later writes from overtaking one that is held back."""
+        return Needs({path for path, _ in self.announced}, lanes=("subscriptions",))
 
     def decide(self, decider: Decider) -> list[str]:
         """Write it; the wake streams that did not take their events."""
@@ -195,7 +194,7 @@ class PostgresSubscriptions:
             # What these writes come from need not be told to the next leader again.
             stretch.statements.append(("save_followed", (followed,)))
             self._saved = followed
-        self._term.submit(stretch.decide, partial(self._told, stretch), stretch.needs)
+        self._term.submit(stretch.decide, partial(self._told, stretch), stretch.needs())
 
     def _told(self, stretch: _Stretch, outcome: object) -> None:
         self._under_way -= 1

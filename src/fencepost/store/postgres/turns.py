@@ -1,13 +1,13 @@
 """Turns: how one node of several gets to write, and what happens in a turn.
 
-Requests wait in a queue on the event loop. A turn begins with locking the one row of counters; who
-holds it is alone in deciding and writing, so positions are given, and become visible, in order. All
-requests that have come meanwhile are decided together on the ledger and written by a handful of
-statements, and the transaction ends in the same round trip. Nothing of this waits for anything but
-the database, and the database frees the row when the node that holds it is gone.
+Requests wait in a queue on the event loop. A turn begins with locking the one row of counters. Only
+the node that holds this lock decides and writes, so positions are given, and become visible, in
+order. All requests that have come meanwhile are decided together on the ledger and written by a
+handful of statements, and the transaction ends in the same round trip. Nothing of this waits for
+anything but the database, and the database frees the row when the node that holds it is gone.
 
-A large commit (`large.py`) is written beside the turns and has hold of what it names. A turn that
-finds one under way puts requests about any of that aside; without one it costs nothing.
+A large commit (`large/commits.py`) is written beside the turns and holds what it names. A turn that
+finds one under way keeps requests about any of that back; without one it costs nothing.
 
 * An error before COMMIT undoes the turn. If the database was away, the requests get one more turn;
   then they are told that nothing happened.
@@ -20,24 +20,22 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import psycopg
 
 from fencepost.store.contract import Failed, Failure, Unknown
 from fencepost.store.database import Row
-from fencepost.store.postgres.among import Among
+from fencepost.store.postgres.cache import Cache, lists_all_changes
 from fencepost.store.postgres.driver.connection import is_away, is_full
 from fencepost.store.postgres.driver.pipeline import WritingConnection
-from fencepost.store.postgres.large import marks
-from fencepost.store.postgres.large.waiting import LIVES, Aside
-from fencepost.store.postgres.ledger import Needs, TurnLedger
-from fencepost.store.postgres.loading import load
-from fencepost.store.postgres.others import is_listed
-from fencepost.store.postgres.requests import WAITS, Done, Request
+from fencepost.store.postgres.large.locks import LARGE_COMMITS, HeldRequests, mark_of_path
+from fencepost.store.postgres.requests import WAIT, Done, Request, together
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.postgres.writing import statements
+from fencepost.store.records import producer_columns
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.ledger import LedgerGroup
 
@@ -47,9 +45,7 @@ TRIES_MAX = 2
 """Turns that a request gets while the database goes away under them."""
 BACKOFF_S = 0.25
 """How long a node waits between two tries to reach a database that is away."""
-
-
-ASIDE_LOOK_S = 0.1
+HELD_LOOK_S = 0.1
 """How often a node looks whether a large commit is over that requests wait for."""
 
 
@@ -71,6 +67,7 @@ class Turns:
         node: str,
         connect: Callable[[], Any],
         decider: Decider,
+        cache: Cache,
         *,
         committed: Callable[[LedgerGroup, int], None],
         lost: Callable[[], None],
@@ -80,9 +77,8 @@ class Turns:
         self._node = node
         self._connect = connect
         self._decider = decider
-        assert isinstance(decider.ledger, TurnLedger)
         self._ledger = decider.ledger
-        self._among = Among(decider)
+        self._cache = cache
         self._committed = committed
         self._lost = lost
         self._clock_ns = clock_ns
@@ -91,8 +87,7 @@ class Turns:
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._aside: Aside[Request] = Aside()
-        self._turn = -1
+        self._held: HeldRequests[Request] = HeldRequests()
         self._closing = False
         self.now_ms = 0
         """The database's clock, as of this turn."""
@@ -103,7 +98,7 @@ class Turns:
         self.turn = 0
         """The number of the turn before this one."""
         self.more_turns = 0
-        """Rows of turns that what is being decided writes by itself: the turn counts for more."""
+        """Rows of turns that a request of this turn writes by itself, beside the turn's own."""
         self.ends_large = False
         """Whether the large commit is over with this turn."""
         self.counted = Counted()
@@ -120,13 +115,13 @@ class Turns:
         self._arrived.set()
 
     def poke(self) -> None:
-        """Another node has written: what was put aside may have its turn."""
-        if self._aside:
+        """Another node has written: requests that were kept back may have their turn."""
+        if self._held:
             self._arrived.set()
 
-    def is_aside(self, path: str) -> bool:
+    def is_held(self, path: str) -> bool:
         """Whether a request about a stream waits for a large commit."""
-        return self._aside.keeps((marks.of_path(path),))
+        return self._held.has_any((mark_of_path(path),))
 
     async def settled(self) -> None:
         """Wait until nothing is waiting or under way."""
@@ -145,7 +140,7 @@ class Turns:
         while True:
             if not self._queue:
                 await self._rest()
-                if not self._queue and not self._aside:
+                if not self._queue and not self._held:
                     continue
             try:
                 await self._take_turn()
@@ -155,37 +150,36 @@ class Turns:
                 await asyncio.sleep(BACKOFF_S)
 
     async def _rest(self) -> None:
-        """Wait for something to do; not for long while something is put aside."""
-        if self._aside and self._closing:
-            # Who else is up to something large may take its time.
-            over = [(request.done, None) for request in self._aside.take()]
+        """Wait for something to do; not for long while a request is kept back."""
+        if self._held and self._closing:
+            # The large commit of another node may take long.
+            over = [(request.done, None) for request in self._held.take()]
             _tell(over, Failed(full=False))
-        if not self._aside:
+        if not self._held:
             self._idle.set()
         self._arrived.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ASIDE_LOOK_S if self._aside else None):
+            async with asyncio.timeout(HELD_LOOK_S if self._held else None):
                 await self._arrived.wait()
 
     # One turn
 
     async def _take_turn(self) -> None:
-        on = self._queue[0].on if self._queue else None
+        own = self._queue[0].connection if self._queue else None
         try:
-            connection = on or await self._connected()
-            begin = self._among.begin(connection, self._turn) if on is None else on.begin()
-            counters = await begin
+            connection = own or await self._connected()
+            counters = await (self._cache.begin(connection) if own is None else own.begin())
         except psycopg.Error as error:
-            await self._away(self._drained() if on is None else self._cut(on), error)
+            await self._away(self._drained() if own is None else self._cut(own), error)
             return
         self.turn, self.large = counters[0], counters[7]
         self.more_turns, self.ends_large = 0, False
-        if self._aside and self.large != self._aside.large and on is None:
-            self._queue.extendleft(reversed(self._aside.take()))
-        batch = self._cut(on)
+        if self._held and self.large != self._held.large and own is None:
+            self._queue.extendleft(reversed(self._held.take()))
+        batch = self._cut(own)
         try:
-            if self.large is not None and on is None:
-                batch = await self._sift(connection, self.large, batch)
+            if self.large is not None and own is None:
+                batch = await self._hold_back(connection, self.large, batch)
             group, outcomes = await self._decide(connection, counters, batch)
         except Exception as error:
             await self._undecided(batch, error)
@@ -195,19 +189,22 @@ class Turns:
     async def _connected(self) -> WritingConnection:
         if self._connection is None:
             self._connection = await self._connect()
-            self._turn = -1
+            self._cache.last_turn = -1
             self.counted.reconnects += 1
         return self._connection
 
-    def _cut(self, on: WritingConnection | None) -> list[Request]:
-        """The requests of this turn: all that wait, up to a bound."""
+    def _cut(self, own: WritingConnection | None) -> list[Request]:
+        """The requests of this turn: all that wait for it, up to a bound.
+
+        Those with a connection of their own get a turn in its transaction, by themselves.
+        """
         batch: list[Request] = []
         size = 0
         settings = self._settings
         while self._queue and len(batch) < settings.turn_requests_max:
             if batch and size >= settings.turn_bytes_max:
                 break
-            if (batch and self._queue[0].alone) or self._queue[0].on is not on:
+            if (batch and self._queue[0].alone) or self._queue[0].connection is not own:
                 break
             request = self._queue.popleft()
             size += request.size
@@ -216,42 +213,38 @@ class Turns:
                 break
         return batch
 
-    async def _sift(
+    async def _hold_back(
         self, connection: WritingConnection, large: int, batch: list[Request]
     ) -> list[Request]:
-        """The requests that do not have to wait for a large commit; the others are put aside.
+        """Keep back the requests that have to wait for a large commit; the others.
 
-        A commit whose session is gone has come to nothing: this turn ends it.
+        A large commit whose session is gone has failed, and this turn ends it.
         """
-        marked = [(request, request.marks()) for request in batch]
+        marked = [(request, request.needs.marks()) for request in batch]
         asked = list({mark for _, found in marked for mark in found})
-        [(gone, held)] = await connection.fetch("held_by_large", (LIVES, large, asked))
+        [(gone, held)] = await connection.fetch("held_by_large", (LARGE_COMMITS, large, asked))
         self.ends_large = gone
         taken = frozenset(() if gone else held)
         going = []
         for request, found in marked:
-            waits = not taken.isdisjoint(found) or (request.reaches and not gone)
-            if request.of == large or not (waits or self._aside.keeps(found)):
+            waits = not taken.isdisjoint(found) or (request.touches_all and not gone)
+            if request.large_commit == large or not (waits or self._held.has_any(found)):
                 going.append(request)
-            elif request.instead is not WAITS:
-                _tell([(request.done, request.instead)], None)
+            elif request.if_held is not WAIT:
+                _tell([(request.done, request.if_held)], None)
             else:
-                self._aside.add(large, request, found)
+                self._held.add(large, request, found)
         return going
 
     async def _decide(
         self, connection: WritingConnection, counters: Row, batch: Sequence[Request]
     ) -> tuple[LedgerGroup, list[tuple[Done, object]]]:
         self.now_ms, self.leader = counters[5], counters[6]
-        # When somebody else has written, what we know may be wrong by now.
-        self.counted.dropped += await self._among.catch_up(connection, counters, self._turn)
-        needs = Needs()
-        for request in batch:
-            if request.needs is not None:
-                request.needs(needs)
-        await load(connection, self._ledger, needs)
+        needs = together([request.needs for request in batch])
+        self.counted.dropped += await self._cache.prepare(connection, counters, needs)
         group = self._decider.new_group()
         outcomes = [(request.done, request.work(self._decider)) for request in batch]
+        self._cache.decided(group)
         return group, outcomes
 
     async def _write(
@@ -262,16 +255,15 @@ class Turns:
         outcomes: list[tuple[Done, object]],
         batch: Sequence[Request],
     ) -> None:
-        self._ledger.forget()
         started_ns = self._clock_ns()
         if group.is_empty() and not self.ends_large:
-            # Nothing changes; what the answers say is committed, by whoever it was.
+            # This turn changes nothing, and what its answers say is committed already.
             try:
                 await connection.rollback()
             except psycopg.Error as error:
                 await self._away(batch, error)
                 return
-            self._turn = counters[0]
+            self._cache.last_turn = counters[0]
             self._ledger.committed(group)
             _tell(outcomes, None)
             return
@@ -284,15 +276,16 @@ class Turns:
                 [view.id for _, view, state in group.views if state != 0],
             )
             ending = "end_large_turn" if self.ends_large else "end_turn"
-            # Only of a turn by itself it is known what it changed.
-            listed = () if self.ends_large else (not self.more_turns and is_listed(group),)
-            end = (turn, *group.counters, counters[4], self._node, *shape, *listed)
+            # What a turn changed is known only if it has no further rows of turns.
+            listed = not self.more_turns and lists_all_changes(group)
+            lists = () if self.ends_large else (listed,)
+            end = (turn, *group.counters, counters[4], self._node, *shape, *lists)
             await connection.write_and_commit(list(statements(group)), end, ending=ending)
         except Exception as error:
             await self._write_failed(connection, batch, outcomes, error)
             return
-        # Where a large commit has ended, what we know of its streams is of before.
-        self._turn = turn if connection is self._connection else -1
+        # After the turn of a large commit the ledger has its streams as they were before it.
+        self._cache.last_turn = turn if connection is self._connection else -1
         self.counted.turns += 1
         if self.ends_large:
             self._arrived.set()
@@ -342,7 +335,7 @@ class Turns:
         self.counted.failed += 1
         await self._forget()
         if len(batch) > 1 and not is_full(error):
-            # Which of them it was shows when each has a turn of its own.
+            # Which request it was shows when each has a turn of its own.
             self._queue.extendleft(request._replace(alone=True) for request in reversed(batch))
             return
         log.error("a request could not be carried out", exc_info=error)
@@ -350,7 +343,7 @@ class Turns:
 
     async def _forget(self) -> None:
         """Nothing that was decided since the last commit holds: begin again from the database."""
-        self._turn = -1
+        self._cache.last_turn = -1
         await self._disconnect()
         self._lost()
 
@@ -360,13 +353,13 @@ class Turns:
             await connection.close()
 
     def _drained(self) -> list[Request]:
-        batch = [*self._aside.take(), *self._queue]
+        batch = [*self._held.take(), *self._queue]
         self._queue.clear()
         return batch
 
 
 def _ignore(_answers: int, _commit_ns: int, _fsync_ns: int) -> None:
-    """Nobody measures."""
+    """The default of `on_commit`: commits are not measured."""
 
 
 def _tell(outcomes: Sequence[tuple[Done, object]], failure: Failure | None) -> None:
@@ -375,3 +368,51 @@ def _tell(outcomes: Sequence[tuple[Done, object]], failure: Failure | None) -> N
             done(outcome if failure is None else failure)
         except Exception:
             log.exception("an answer could not be given")
+
+
+# What a turn writes
+
+
+def statements(sealed: LedgerGroup) -> Iterator[tuple[str, Sequence[Row]]]:
+    """The statements of a sealed group by name, each with all its rows, in the order to write.
+
+    They are a handful over arrays, whatever the number of requests.
+    """
+    # Updates first: a deleted stream gives its path up before a new one takes it.
+    if sealed.updates:
+        yield "update_stream", sealed.updates
+    if sealed.inserts:
+        yield "insert_stream", sealed.inserts
+    if sealed.rows:
+        yield "insert_log", sealed.rows
+    if sealed.producers:
+        yield (
+            "save_producer",
+            [
+                (*producer_columns(stream_id, producer), producer.recent)
+                for (stream_id, _), producer in sealed.producers.items()
+            ],
+        )
+    if sealed.key_rows:
+        yield "save_key", sealed.key_rows
+    yield from _gathered(sealed.statements)
+
+
+_STAGING = ("save_part", "save_chunk", "commit_part")
+"""Statements that may be gathered as long as none of the others comes between, in this order: a
+chunk belongs to a part, and a part is committed after it was made."""
+
+
+def _gathered(
+    statements: Iterable[tuple[str, tuple[object, ...]]],
+) -> Iterator[tuple[str, Sequence[Row]]]:
+    """The same statements in fewer, each with more rows."""
+    for is_staging, stretch in groupby(statements, key=lambda pair: pair[0] in _STAGING):
+        if is_staging:
+            rows: dict[str, list[Row]] = {name: [] for name in _STAGING}
+            for name, values in stretch:
+                rows[name].append(values)
+            yield from ((name, found) for name, found in rows.items() if found)
+        else:
+            for name, run in groupby(stretch, key=itemgetter(0)):
+                yield name, [values for _, values in run]

@@ -83,6 +83,7 @@ from fencepost.store.write.claims import Claims
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
+from fencepost.store.write.loader import DiskLoader, Loader
 
 
 class Counts:
@@ -121,16 +122,18 @@ class Decider:
         settings: StoreSettings,
         now_ms: Callable[[], int],
         *,
-        ledger: type[Ledger] = Ledger,
+        loader: Loader | None = None,
+        exact_deadlines: bool = False,
     ) -> None:
         self.settings = settings
         self._connection = connection
         self._now_ms = now_ms
-        self.ledger = ledger(
-            connection,
+        self.ledger = Ledger(
+            loader or DiskLoader(connection),
             streams_max=settings.streams_cached_max,
             producers_max=settings.producers_cached_max,
             key_retention_ms=settings.key_retention_s * 1000 or None,
+            exact_deadlines=exact_deadlines,
         )
         self.claims = Claims(connection)
         self.counts = Counts()

@@ -38,13 +38,22 @@ class KeyGroup(Protocol):
     numbered_keys: list[tuple[Collection[KeyPlace], int]]
 
 
+class KeyLoader(Protocol):
+    """Finds keys as they are on disk."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None: ...
+
+
 class KeyLedger:
     """What a ledger knows of keys."""
 
     def __init__(
-        self, connection: Connection, pending: Sequence[KeyGroup], key_retention_ms: int | None
+        self, loader: KeyLoader, pending: Sequence[KeyGroup], key_retention_ms: int | None
     ) -> None:
-        self._connection = connection
+        self._key_loader = loader
         self._keyed = pending
         self.key_retention_ms = key_retention_ms
         self.key_filter: KeyFilter | None = None
@@ -53,13 +62,13 @@ class KeyLedger:
     def filter_keys(self) -> KeyFilter:
         """Have a filter of keys, which is to learn those on disk."""
         self.key_filter = KeyFilter()
-        self.key_filter.load(self._connection.fetch("unindexed_keys"))
+        self.key_filter.load(self._key_loader.connection.fetch("unindexed_keys"))
         return self.key_filter
 
     def reset_keys(self) -> None:
         """Find out again which keys are not in the index: nobody knows what came to disk."""
         if self.key_filter is not None:
-            self.key_filter.load(self._connection.fetch("unindexed_keys"))
+            self.key_filter.load(self._key_loader.connection.fetch("unindexed_keys"))
 
     def keys_committed(self, group: KeyGroup) -> None:
         """The keys of a group are on disk."""
@@ -85,11 +94,11 @@ class KeyLedger:
         kept = self._kept_key(place)
         if kept is not None:
             return kept
-        rows: list[Row] = []
         if self.key_filter is not None:
-            rows = self.key_filter.recent.find(self._connection, place)
-        rows = rows or self._connection.fetch("find_key", place)
-        return records.key_from_row(rows[0]) if rows else None
+            rows = self.key_filter.recent.find(self._key_loader.connection, place)
+            if rows:
+                return records.key_from_row(rows[0])
+        return self._key_loader.key(place)
 
     def _kept_key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
         """A key whose row is not on disk yet."""

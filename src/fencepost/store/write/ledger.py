@@ -1,26 +1,27 @@
 """The ledger: every stream and producer in use, as it stands after all decisions made so far.
 
-Decisions are made against the ledger at once, before anything is on disk; what they change goes
-into the open group in the same breath. A record that is not here is loaded from the database,
-where it cannot be newer: whatever is dirty stays here until its group is committed. Beside each
-stream's decided state stands what is committed of it, which is all that a reader may see.
+Decisions are made against the ledger at once, before anything is on disk, and what they change goes
+into the open group at the same time. A record that is not in memory is asked of the loader, which
+reads it from the database; it cannot be newer there, because a changed record stays in memory until
+its group is committed. The ledger also keeps the committed view of each stream, which is all that
+readers may see.
 
-The ledger is a cache with an owner: dropping all of it (`reset`) is how a failed commit is undone.
+The store that owns the ledger undoes a failed commit by dropping all of it (`reset`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable, Set
 from typing import Any, Protocol
 
 from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.streams import RECENT_BATCHES, Producer, Stream
+from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import Writer
 from fencepost.store import records
 from fencepost.store.contract import Published, StreamInfo
-from fencepost.store.database import Connection, Row
+from fencepost.store.database import Row
 from fencepost.store.records import (
     CLOSED,
     DELETED,
@@ -30,6 +31,7 @@ from fencepost.store.records import (
     TRUNCATED,
 )
 from fencepost.store.write.keys import KeyLedger, KeyPlace
+from fencepost.store.write.loader import Loader
 from fencepost.store.write.staging import ROW_BYTES, Changes, Staging
 from fencepost.store.write.writers import Writers
 
@@ -137,14 +139,23 @@ class Ledger(KeyLedger):
 
     def __init__(
         self,
-        connection: Connection,
+        loader: Loader,
         *,
         streams_max: int,
         producers_max: int,
         key_retention_ms: int | None = None,
+        exact_deadlines: bool = False,
+        counters: Row | None = None,
     ) -> None:
+        """Begin with nothing in memory, and with the counters on disk unless others are given.
+
+        With `exact_deadlines` every write stores the end of a stream to the millisecond, because
+        other servers know it from there alone. Otherwise what is stored may be later than that.
+        """
         self._pending: list[LedgerGroup] = []
-        super().__init__(connection, self._pending, key_retention_ms)
+        super().__init__(loader, self._pending, key_retention_ms)
+        self._loader = loader
+        self.exact_deadlines = exact_deadlines
         self._streams_max = streams_max
         self._producers_max = producers_max
         self._by_path: dict[str, Entry] = {}
@@ -152,18 +163,22 @@ class Ledger(KeyLedger):
         self._groups = 0
         self._committed = 0
         self.next_position = self.next_stream = self.last_ms = 0
-        self.staging = Staging(connection, self._pending)
-        self.writers = Writers(connection, self._pending)
-        self.reset()
+        self.staging = Staging(loader, self._pending)
+        self.writers = Writers(loader.connection, self._pending)
+        self.reset(counters)
 
     def reset(self, counters: Row | None = None) -> None:
-        """Forget everything that is not on disk; `counters` when somebody has read them already."""
+        """Forget everything that is not on disk; `counters` if the caller has read them already."""
         self._by_path.clear()
         self._by_id.clear()
+        if counters is None:
+            [counters] = self._loader.connection.fetch("load_counters")
+        self._begin_again(counters)
+
+    def _begin_again(self, counters: Row) -> None:
+        """Forget everything but streams and their producers."""
         self._pending.clear()
         self._committed = self._groups
-        if counters is None:
-            [counters] = self._connection.fetch("load_counters")
         self.next_position, self.next_stream, self.last_ms = counters
         self.staging.reset()
         self.writers.reset()
@@ -186,21 +201,17 @@ class Ledger(KeyLedger):
         """The stream at `path`, soft-deleted ones included, or None."""
         entry = self._by_path.get(path)
         if entry is None:
-            return self._load("find_stream", path)
+            row = self._loader.stream(path)
+            return None if row is None else self.take_in(row)
         return None if entry.gone else entry
 
     def find_id(self, stream_id: int) -> Entry | None:
         """A stream by its incarnation, as long as it is not deleted."""
         entry = self._by_id.get(stream_id)
         if entry is None:
-            return self._load("find_stream_by_id", stream_id)
+            row = self._loader.stream_by_id(stream_id)
+            return None if row is None else self.take_in(row)
         return None if entry.gone else entry
-
-    def _load(self, query: str, key: str | int) -> Entry | None:
-        rows = self._connection.fetch(query, (key,))
-        if not rows:
-            return None
-        return self.take_in(rows[0])
 
     def take_in(self, row: Row) -> Entry:
         """Keep a stream as its row on disk has it."""
@@ -227,8 +238,8 @@ class Ledger(KeyLedger):
         return self._by_path.get(path)
 
     def drop_all(self, paths: Container[str]) -> None:
-        """Have these streams loaded again: somebody else wrote their rows. None of them is in a
-        group that is not on disk."""
+        """Have these streams loaded again, because their rows were written past this ledger. None
+        of them is in a group that is not on disk."""
         for entry in [e for path, e in self._by_path.items() if path in paths]:
             self._drop(entry)
 
@@ -237,26 +248,47 @@ class Ledger(KeyLedger):
             del self._by_path[entry.stream.path]
         self._by_id.pop(entry.stream.id, None)
 
+    def refresh(
+        self,
+        counters: Row,
+        *,
+        changed: Set[int],
+        rows: Iterable[Row],
+        producers: Container[tuple[int, str]],
+    ) -> None:
+        """Take over what other servers wrote between two groups of this one, and keep the rest.
+
+        `changed` are the streams that they wrote to, and `producers` those who wrote, by stream and
+        id. `rows` are some of the streams as they are by now; others are loaded when asked for.
+        """
+        assert not self._pending, "between two turns no group is open"
+        self._begin_again(counters)
+        dropped = {}
+        for stream_id in changed & self._by_id.keys():
+            dropped[stream_id] = self._by_id[stream_id]
+            self._drop(dropped[stream_id])
+        for row in rows:
+            before = dropped.get(row[0])
+            if before is not None:
+                self.take_in(row).producers = {
+                    producer_id: producer
+                    for producer_id, producer in before.producers.items()
+                    if (row[0], producer_id) not in producers
+                }
+
     def find_producer(self, entry: Entry, producer_id: str) -> Producer | None:
         """What a producer has done on a stream."""
         if producer_id in entry.producers:
             return entry.producers[producer_id]
-        rows = self._connection.fetch("find_producer", (entry.stream.id, producer_id))
-        found = None if not rows else self._load_producer(entry.stream.id, producer_id, rows[0])
+        found = self._loader.producer(entry.stream.id, producer_id)
+        self.take_producer(entry, producer_id, found)
+        return found
+
+    def take_producer(self, entry: Entry, producer_id: str, found: Producer | None) -> None:
+        """Keep a producer as it is on disk, or that it is not there."""
         if len(entry.producers) >= self._producers_max:
             self._forget_producers(entry)
         entry.producers[producer_id] = found
-        return found
-
-    def _load_producer(self, stream_id: int, producer_id: str, row: Row) -> Producer:
-        _, seq, _, position, *_ = row
-        batches = self._connection.fetch("recent_batches", (position, RECENT_BATCHES))
-        producer = records.producer_from_rows(producer_id, row, batches)
-        if len(batches) < min(seq + 1, RECENT_BATCHES):
-            # The rows of the others were purged after a truncation, which left this behind.
-            for kept in self._connection.fetch("find_remembered", (stream_id, producer_id)):
-                return records.with_remembered(producer, len(batches), *kept)
-        return producer
 
     def _forget_producers(self, entry: Entry) -> None:
         """Keep only the producers whose newest state is not on disk yet."""
@@ -277,7 +309,12 @@ class Ledger(KeyLedger):
 
     def add(self, group: LedgerGroup, stream: Stream) -> Entry:
         """Take a new stream in."""
-        entry = Entry(stream, stream.lifetime.stored_deadline_ms(stream.touched_ms))
+        deadline_ms = (
+            stream.lifetime.deadline_ms(stream.touched_ms)
+            if self.exact_deadlines
+            else stream.lifetime.stored_deadline_ms(stream.touched_ms)
+        )
+        entry = Entry(stream, deadline_ms)
         self.next_stream = max(self.next_stream, stream.id + 1)
         self._keep(entry)
         group.created.add(stream.id)
@@ -288,7 +325,7 @@ class Ledger(KeyLedger):
     def write(
         self, group: LedgerGroup, entry: Entry, start: Offset, batch: Batch, sent: tuple[Any, ...]
     ) -> None:
-        """Messages of `entry` from `start` on: a row of the log. `sent` says who sent them."""
+        """Messages of `entry` from `start` on: a row of the log. `sent` names their producer."""
         stream_id = entry.stream.id
         if batch.chunks:
             self._refer(group, stream_id, start, batch, sent)
@@ -332,7 +369,7 @@ class Ledger(KeyLedger):
             # Only the first row of a batch is a link in its producer's chain.
             sent = (*sent[:3], None, None)
         group.bytes += ROW_BYTES * len(batch.chunks)
-        # Readers who wait must ask for the data: it is not at hand.
+        # Readers who wait must ask for the data, which is not in memory.
         group.unshown.add(stream_id)
 
     def mark(
@@ -396,18 +433,25 @@ class Ledger(KeyLedger):
         self.mark(group, entry, TRUNCATED, at=first)
         self.touch(group, entry)
 
-    def slide(self, entry: Entry, now_ms: int) -> bool:
-        """Restart the time to live; true when what is stored no longer covers it."""
+    def slide(self, entry: Entry, now_ms: int, *, is_read: bool = False) -> bool:
+        """Restart the time to live; true when what is stored no longer covers it.
+
+        A read stores a deadline that covers the reads of some time to come, also where deadlines
+        are exact, because otherwise each read would be a write.
+        """
         stream = entry.stream
         if stream.lifetime.ttl_s is None:
             return False
-        stream.touched_ms = now_ms
+        is_exact = self.exact_deadlines and not is_read
+        stream.touched_ms = max(stream.touched_ms, now_ms) if is_exact else now_ms
         deadline_ms = stream.lifetime.deadline_ms(now_ms)
         stored_ms = entry.stored_deadline_ms
         assert deadline_ms is not None
         if stored_ms is not None and stored_ms >= deadline_ms:
             return False
-        entry.stored_deadline_ms = stream.lifetime.stored_deadline_ms(now_ms)
+        entry.stored_deadline_ms = (
+            deadline_ms if is_exact else stream.lifetime.stored_deadline_ms(now_ms)
+        )
         return True
 
     def remove(self, group: LedgerGroup, entry: Entry, kind: int) -> None:
@@ -464,6 +508,14 @@ class Ledger(KeyLedger):
             if state == DELETED:
                 self._drop(entry)
         return published
+
+    def continue_after(self, group: LedgerGroup) -> None:
+        """Let `group` be all that is not on disk, as far as later decisions look."""
+        self._pending[:] = [group]
+
+    def collections(self) -> list[dict[Any, Any]]:
+        """What holds the streams, for an owner who lets go of them a few at a time."""
+        return [self._by_path, self._by_id]
 
     def is_settled(self, path: str) -> bool:
         """Whether no creation or deletion at `path` is still on its way to disk."""

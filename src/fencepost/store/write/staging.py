@@ -55,11 +55,24 @@ class StagingGroup(Protocol):
     statements: list[tuple[str, tuple[object, ...]]]
 
 
+class PartLoader(Protocol):
+    """Finds parts as they are on disk."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def part(self, part: Part) -> StagedPart | None: ...
+
+    def chunks(self, part: Part) -> dict[int, ChunkRow]: ...
+
+    def digest(self, part: Part, ordinal: int) -> bytes | None: ...
+
+
 class Staging:
     """The decided state of staged parts. `pending` are the groups not yet on disk, oldest first."""
 
-    def __init__(self, connection: Connection, pending: Sequence[StagingGroup]) -> None:
-        self._connection = connection
+    def __init__(self, loader: PartLoader, pending: Sequence[StagingGroup]) -> None:
+        self._loader = loader
         self._pending = pending
         self._next_chunk: int | None = None
         self._waiting: int | None = None
@@ -72,7 +85,7 @@ class Staging:
     def waiting_count(self) -> int:
         """Parts that wait for their commit."""
         if self._waiting is None:
-            [(self._waiting,)] = self._connection.fetch("count_waiting_parts")
+            [(self._waiting,)] = self._loader.connection.fetch("count_waiting_parts")
         return self._waiting
 
     @waiting_count.setter
@@ -82,7 +95,7 @@ class Staging:
     def _number(self) -> int:
         """The number of the next chunk."""
         if self._next_chunk is None:
-            [(self._next_chunk,)] = self._connection.fetch("next_chunk")
+            [(self._next_chunk,)] = self._loader.connection.fetch("next_chunk")
         number = self._next_chunk
         self._next_chunk += 1
         return number
@@ -96,15 +109,10 @@ class Staging:
                 return StagedPart(changes.made[part], committed)
             if part in changes.dropped:
                 return None
-        found = self._on_disk(part)
+        found = self._loader.part(part)
         if found is not None and committed is not None:
             return StagedPart(found.media_type, committed)
         return found
-
-    def _on_disk(self, part: Part) -> StagedPart | None:
-        for row in self._connection.fetch("find_part", part):
-            return StagedPart(*row)
-        return None
 
     def chunks(self, part: Part) -> list[ChunkRow]:
         """The chunks of a part, in order."""
@@ -114,11 +122,8 @@ class Staging:
             if part in changes.dropped:
                 break
         else:
-            found.update(self._chunks_on_disk(part))
+            found.update(self._loader.chunks(part))
         return [found[ordinal] for ordinal in sorted(found)]
-
-    def _chunks_on_disk(self, part: Part) -> dict[int, ChunkRow]:
-        return {row[1]: ChunkRow(*row) for row in self._connection.fetch("part_chunks", part)}
 
     def find_chunk(self, part: Part, ordinal: int) -> bytes | None:
         """The digest of a chunk that was uploaded before."""
@@ -128,11 +133,7 @@ class Staging:
                 return chunk.digest
             if part in changes.dropped:
                 return None
-        return self._digest_on_disk(part, ordinal)
-
-    def _digest_on_disk(self, part: Part, ordinal: int) -> bytes | None:
-        rows = self._connection.fetch("find_chunk", (*part, ordinal))
-        return bytes(rows[0][0]) if rows else None
+        return self._loader.digest(part, ordinal)
 
     def _changes(self) -> Iterator[Changes]:
         """What is on its way to disk, the newest first."""

@@ -1,11 +1,11 @@
 """The feed: what other nodes have written, told to the readers of this one.
 
 Every turn leaves a row that says which streams it changed. After a commit a node notifies the
-others, on a connection of its own and once for all commits since the last time; who hears it reads
-the rows of the turns that it has not seen. A notification that is lost costs time and nothing else:
-the rows are looked for every second anyway, and after a connection was lost from before it ended:
-a failover to a standby that was behind takes turns back, and their numbers are given anew. Hearing
-of a stream twice does nothing.
+others, on a connection of its own and once for all commits since the last notification. A node that
+is notified reads the rows of the turns that it has not seen. A lost notification costs only time,
+because every node also looks for new rows once a second. After it lost its connection a node reads
+some turns again: a failover to a standby that was behind takes turns back, and their numbers are
+given anew. Telling readers of a stream twice does no harm.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Turn(NamedTuple):
     created: list[int]
     removed: list[int]
     since: int | None
-    """With this turn a large commit is over, and the log shows what was appended after that one."""
+    """Set in the turn that ends a large commit: the turn in which that took its positions. What was
+    appended since then can be read in the log from now on."""
 
 
 class Feed:
@@ -131,7 +132,7 @@ class Feed:
             for until, waiting in self._waiting:
                 if until <= self.seen and not waiting.done():
                     waiting.set_result(None)
-            # What came since has sent a notification that was not looked at yet.
+            # Turns that came since have sent a notification that was not looked at yet.
             streams_count = sum(len(turn.streams) for turn in turns)
             if len(turns) < TURNS_PER_LOOK_MAX and streams_count < STREAMS_PER_LOOK_MAX:
                 return
@@ -188,7 +189,7 @@ class Notifier:
                         connection = await self._connect()
                     await connection.fetch("notify", (CHANNEL, f"{self._turn} {self._node}"))
                 except psycopg.Error:
-                    # The others look for themselves before long.
+                    # The other nodes look for new turns by themselves before long.
                     if connection is not None:
                         await connection.close()
                         connection = None
@@ -200,4 +201,4 @@ class Notifier:
 
 
 def _ignore(_turn: Turn, _rows: Sequence[Row]) -> None:
-    """Nobody else follows."""
+    """The default of `on_turn`."""

@@ -1,8 +1,8 @@
-"""Following the turns of all nodes, in their order, for somebody who must not miss one.
+"""Following the turns of all nodes, in their order and without a gap, for the subscriptions.
 
-The feed tells of turns as they come, with the streams that they changed. What it does not tell,
-from before it was listened to or while it was away, is read from the database; a turn is told once,
-by whichever comes first. How far somebody has followed is theirs to store.
+The feed tells of turns as they come, with the streams that they changed. Turns that it does not
+tell of, from before it began or while its connection was lost, are read from the database. Each
+turn is told once, by the first of the two. The caller stores how far it has followed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Following:
                 log.error("turns %d to %d are gone", self.turn + 1, turns[0].turn - 1)
                 self.turn = turns[0].turn - 1
             for turn in turns:
-                # The feed may have come by meanwhile.
+                # The feed may have told of this turn meanwhile.
                 if turn.turn == self.turn + 1:
                     self._tell(turn, by_id)
             if not turns or self._term.over.is_set():
@@ -130,4 +130,4 @@ def _turns(after: int, connection: PostgresConnection) -> tuple[list[Turn], list
 
 
 def _ignore_turn(_turn: Turn, _rows: Sequence[Row]) -> None:
-    """Nobody follows any more."""
+    """The default of the feed: turns are not followed any more."""

@@ -1,13 +1,14 @@
-"""Leading: of all nodes one does what nobody asked for, and others take over when it is gone.
+"""Leading: one of all nodes does the background work, and another takes over when it is gone.
 
 A node that wants to lead needs a lock that belongs to a session of the database. The lock goes with
 the session: when the node dies, when its connection breaks, and, because the database ends sessions
-that stay silent, when it merely stops. Then another node gets it, and takes over in a turn, so that
-a change of leader is ordered with all that is written. The lock alone is no proof, a node may have
-lost it without knowing: what counts is who is named in the row of counters (`terms.py`).
+that stay silent, when the node merely stops. Then another node gets the lock, and takes over in a
+turn, so that a change of leader is ordered with all that is written. The lock alone is no proof,
+because a node may have lost it without knowing. The leader is the node that the row of counters
+names (`term.py`).
 
-Every node says here that it is there, and where the others reach it; and the database's clock is
-looked at, because it decides how late it is.
+Every node registers here, with the address at which other nodes reach it, and reads the database's
+clock, which is the time of all decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fencepost.store.contract import Leader, LeaderDuty, StoreAwayError
 from fencepost.store.postgres.cluster.term import DatabaseClock, Term
 from fencepost.store.postgres.driver.connection import StandbyError, UnusableDatabaseError
 from fencepost.store.postgres.driver.pipeline import WritingConnection
-from fencepost.store.postgres.large.waiting import LIVES
+from fencepost.store.postgres.large.locks import LARGE_COMMITS
 from fencepost.store.postgres.maintain import PostgresUpkeep
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.postgres.subscriptions import PostgresSubscriptions
@@ -32,14 +33,14 @@ from fencepost.store.write.decider import Decider
 log = logging.getLogger(__name__)
 
 LOCK = 0x6C656164
-"""Of the advisory lock: any number that is always the same, and not that of migrations."""
+"""The number of the advisory lock; the lock of migrations has another."""
 RECONNECT_S = 0.5
 LEAVE_S_MAX = 5.0
 """How long a node that stops may take to let another lead; after that the lock does it."""
 
 
 class Leading:
-    """One node's part in it. Set `url` and `subscribe`, then `run` it."""
+    """The part of one node in this. Set `url` and `subscribe`, then `run` it."""
 
     def __init__(self, store: PostgresStore, clock: Clock, *, simulated: bool = False) -> None:
         self._store = store
@@ -51,7 +52,7 @@ class Leading:
         """Where other nodes reach this one."""
         self.subscribe: LeaderDuty | None = None
         self.leader: Leader | None = None
-        """Who leads, as far as this node knows."""
+        """The node that leads, as far as this node knows."""
         self._changed = asyncio.Event()
         self.first_look = asyncio.Event()
         """Set when this node has begun to lead for the first time, or found that another does."""
@@ -65,7 +66,7 @@ class Leading:
         return self._reign is not None and not self._reign.done()
 
     async def changed(self) -> None:
-        """Wait until somebody else leads, or nobody, as far as this node knows."""
+        """Wait until another node leads, or none, as far as this node knows."""
         await self._changed.wait()
 
     def _found(self, leader: Leader | None) -> None:
@@ -75,7 +76,7 @@ class Leading:
             self._changed = asyncio.Event()
 
     def poke(self) -> None:
-        """Look at once who leads: something has changed, or seems to have."""
+        """Look at once which node leads: that has changed, or seems to have."""
         self._poked.set()
 
     async def run(self) -> None:
@@ -118,9 +119,9 @@ class Leading:
             await connection.close()
 
     async def _look(self, connection: WritingConnection) -> None:
-        """Say that this node is there, and see what time it is and who leads.
+        """Register this node, and read the time and which node leads.
 
-        A node that stops in its turn keeps all others waiting, so that is looked for as well.
+        A node that stops in its turn keeps all others waiting, so this looks for one as well.
         """
         settings = self._store.settings
         await connection.fetch("register_node", (self.node, self.url))
@@ -130,7 +131,7 @@ class Leading:
         now_ms = self._host_clock.now_ms()
         if now_ms >= self._turns_watched_ms + settings.turn_idle_ms // 4:
             self._turns_watched_ms = now_ms
-            values = (settings.turn_idle_ms, LIVES)
+            values = (settings.turn_idle_ms, LARGE_COMMITS)
             for pid, _ in await connection.fetch("end_stuck_turns", values):
                 log.warning("a node stopped while it wrote: its session %d was ended", pid)
         found = await connection.fetch("find_leader")
@@ -140,7 +141,7 @@ class Leading:
 
     async def _lead(self) -> None:
         try:
-            await self._store.decide(self._take, reaches=False)
+            await self._store.decide(self._take, touches_all=False)
             self._found(Leader(self.node, self.url))
             log.info("this node leads")
             term = Term(self._store)
@@ -181,6 +182,6 @@ class Leading:
                         lambda decider: decider.group.statements.append(
                             ("leave_lead", (self.node,))
                         ),
-                        reaches=False,
+                        touches_all=False,
                     )
                 await connection.fetch("forget_node", (self.node,))

@@ -1,8 +1,8 @@
 """A term: the time that one node leads, and what it may write in it.
 
-Who leads is written in the row that every turn locks. Whoever writes as the leader looks there
-first, in the same turn, so a node that was stopped, or cut off, and wakes up after another has
-taken over finds that out before it has written anything.
+The row that every turn locks names the node that leads. A node that writes as the leader looks
+there first, in the same turn. So a node that was stopped, or cut off, and wakes up after another
+has taken over finds that out before it has written anything.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 from fencepost.clock import Clock
 from fencepost.store.contract import Failed, Failure, StoreAwayError
 from fencepost.store.postgres.driver.connection import PostgresConnection
-from fencepost.store.postgres.ledger import Needs
 from fencepost.store.postgres.readers import PostgresReaders
-from fencepost.store.postgres.requests import Request
+from fencepost.store.postgres.requests import NOTHING, Needs, Request
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.write.decider import Decider
@@ -41,8 +40,8 @@ class DatabaseClock:
 
     def set(self, database_ms: int) -> None:
         """The database said just now what time it is."""
-        # It may have looked long ago: then we are behind until it says so again. Being ahead would
-        # end leases before their time.
+        # The answer may have taken long, and then this clock is behind until the next one. A clock
+        # that is ahead would end leases before their time.
         self._ahead_ms = database_ms - self._clock.now_ms()
 
     def now_ms(self) -> int:
@@ -63,7 +62,7 @@ class DatabaseClock:
 
 
 class _Deposed:
-    """What comes of a request that found another node leading."""
+    """The outcome of a request that found another node leading."""
 
 
 _DEPOSED = _Deposed()
@@ -79,7 +78,7 @@ class Term:
         """Set when this node no longer leads, or has to begin again from the database."""
 
     def end(self, why: str) -> None:
-        """Write no more: whatever was decided and is not stored is void."""
+        """Write no more: what was decided and is not stored is void."""
         if not self.over.is_set():
             log.warning("the term of this node as the leader is over: %s", why)
             self.over.set()
@@ -88,13 +87,13 @@ class Term:
         self,
         work: Callable[[Decider], object],
         done: Callable[[Any], None],
-        needs: Callable[[Needs], None] | None = None,
+        needs: Needs = NOTHING,
         *,
-        reaches: bool = False,
+        touches_all: bool = False,
     ) -> None:
         """Have something decided in the next turn, if this node leads then.
 
-        What `reaches` beyond its needs waits while a large commit is under way.
+        Work that touches more than its needs waits while a large commit is under way.
         """
 
         def decide(decider: Decider) -> object:
@@ -109,9 +108,9 @@ class Term:
             else:
                 done(outcome)
 
-        self.store.submit(Request(decide, told, needs, reaches=reaches))
+        self.store.submit(Request(decide, told, needs, touches_all=touches_all))
 
-    # As the upkeep sees a store
+    # As background work sees a store
 
     @property
     def settings(self) -> PostgresSettings:
@@ -121,7 +120,7 @@ class Term:
     def readers(self) -> PostgresReaders:
         return self.store.readers
 
-    async def decide(self, work: Callable[[Decider], T], *, reaches: bool = True) -> T:
+    async def decide(self, work: Callable[[Decider], T], *, touches_all: bool = True) -> T:
         """Let `work` decide something, and wait until that is durable."""
         answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
 
@@ -129,7 +128,7 @@ class Term:
             if not answer.done():
                 answer.set_result(outcome)
 
-        self.submit(work, done, reaches=reaches)
+        self.submit(work, done, touches_all=touches_all)
         outcome = await answer
         if isinstance(outcome, Failure):
             raise StoreAwayError("the database could not be written to, or another node leads")

@@ -4,22 +4,22 @@ A commit of many appends in one turn would hold every writer of every node up fo
 takes. Beyond a size it goes another way:
 
 1. What it names goes into a table, as marks; a session of its own holds a lock as a sign of life.
-2. A small turn makes it the one large commit that is under way. From here on all nodes put aside
-   what touches its marks (`Turns._sift`). Streams whose time is over are ended, forks held as well.
-3. Another turn takes its positions. Until its end nobody reads the log beyond them.
+2. A small turn makes it the one large commit that is under way. From then on all nodes keep back
+   the requests that name what it holds (`Turns._hold_back`). Expired streams among those are ended,
+   and their forks are held as well.
+3. Another turn takes its positions. Until its end no reader of the log gets beyond them.
 4. Its appends are decided on a copy of the state, a slice at a time, and each slice is written in
-   one open transaction, which nobody sees. One refused append undoes all of it.
-5. The transaction takes the turn like anybody, tells which streams it changed, and commits.
+   one open transaction, which no other session sees. One refused append undoes all of it.
+5. The transaction takes a turn like any node, tells which streams it changed, and commits.
 
-Whatever goes wrong on the way, the transaction is undone and the session ends: the next turn of any
-node finds the sign of life gone, and lets those go on who waited.
+If anything goes wrong on the way, the transaction is undone and the session ends. The next turn of
+any node finds the sign of life gone, and decides the requests that waited.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -31,20 +31,21 @@ from fencepost.protocol.commits import Commit, CommitOutcome, CommittedInSlices
 from fencepost.store.contract import Failed, Failure
 from fencepost.store.database import Connection
 from fencepost.store.large.commits import Done, LargeCommits, cut
-from fencepost.store.large.decider import Decided, messages_of
+from fencepost.store.large.decider import Decided, LargeDecision, messages_of
 from fencepost.store.large.locks import Held
 from fencepost.store.memory import dissolve
+from fencepost.store.postgres.cache import BulkLoader
 from fencepost.store.postgres.cluster.feed import Feed
 from fencepost.store.postgres.driver.connection import is_full
-from fencepost.store.postgres.large import marks
-from fencepost.store.postgres.large.copies import TurnDecision
-from fencepost.store.postgres.large.session import ROWS_MAX, LargeSession
-from fencepost.store.postgres.ledger import Needs
-from fencepost.store.postgres.loading import load
-from fencepost.store.postgres.requests import Request
+from fencepost.store.postgres.large.locks import (
+    ROWS_MAX,
+    LargeSession,
+    mark_of_path,
+    marks_of_commit,
+)
+from fencepost.store.postgres.requests import NOTHING, Needs, Request, needs_of_append, together
 from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.postgres.turns import TRIES_MAX, Turns
-from fencepost.store.postgres.writing import statements
+from fencepost.store.postgres.turns import TRIES_MAX, Turns, statements
 from fencepost.store.write.decider import Admitted, Decider
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,14 @@ class _StoppedError(Exception):
         self.failure = failure
 
 
+class TurnDecision(LargeDecision):
+    """The decision of a large commit that is written beside the turns, and ends in one."""
+
+    def _conclude(self) -> None:
+        # The transaction that wrote the slices ends with the turn that is being decided.
+        self._keep(self._decider.ledger, self._decider.group)
+
+
 class LargeCommit:
     """One large commit on its way, on the shared store."""
 
@@ -126,7 +135,7 @@ class LargeCommit:
         self._last_turn = -1
 
     async def run(self) -> None:
-        """Carry it out, answer, and let those go on who waited."""
+        """Carry it out, answer, and let the requests go on that waited for it."""
         holds = self._decider.holds
         try:
             outcome = await self._attempted()
@@ -159,24 +168,25 @@ class LargeCommit:
         session = self._session = await LargeSession.connect(settings)
         await session.live(settings.turn_idle_ms)
         self._number = session.number
-        for piece in _batches(marks.of_commit(self._request), ROWS_MAX):
+        for piece in _batches(marks_of_commit(self._request), ROWS_MAX):
             await session.hold(piece)
             self._go_on()
         admitted = await self._admitted(session)
         if not isinstance(admitted, Admitted):
             return admitted
         await self._look(session)
+        loader = BulkLoader(self._host.lookups)
         decision = TurnDecision(
             self._decider,
+            loader,
             self._request,
             new_streams=self._new_streams,
             writer=admitted.writer,
             messages=await self._weighed(session),
         )
-        decision.lookups = self._host.lookups
         await self._turn(partial(_begin, decision))
         await session.open()
-        await self._write(session, decision)
+        await self._write(session, decision, loader)
         outcome = await self._concluded(session, decision)
         await dissolve(*decision.leftovers())
         return outcome
@@ -189,16 +199,16 @@ class LargeCommit:
     async def _turn(
         self,
         work: Callable[[Decider], T],
-        needs: Callable[[Needs], None] | None = None,
+        needs: Needs = NOTHING,
         *,
-        on: LargeSession | None = None,
+        ending: LargeSession | None = None,
     ) -> T:
-        """Have something decided in the next turn, or in the one that ends the transaction."""
+        """Have something decided in the next turn, or in the one that ends a transaction."""
         answer: asyncio.Future[T | Failure] = asyncio.get_running_loop().create_future()
-        request = Request(work, answer.set_result, needs, of=self._number)
-        if on is not None:
-            # What it would be tried with once more is gone with its session.
-            request = request._replace(on=on, alone=True, tries=TRIES_MAX)
+        request = Request(work, answer.set_result, needs, large_commit=self._number)
+        if ending is not None:
+            # It is not tried again, because its transaction is gone with its session.
+            request = request._replace(connection=ending, alone=True, tries=TRIES_MAX)
         self._turns.submit(request)
         outcome = await answer
         if isinstance(outcome, Failure):
@@ -247,18 +257,18 @@ class LargeCommit:
             forks = []
             if sources:
                 # The end of a fork changes what it was forked from, so forks are held as well.
-                rows = await session.fetch("forks_of", {"streams": json.dumps(sources)})
+                rows = await session.fetch("forks_of", {"streams": sources})
                 forks = [path for (path,) in rows if path not in named]
             if not forks:
                 break
             for paths in _batches(forks, ROWS_MAX):
-                await session.hold([marks.of_path(path) for path in paths])
+                await session.hold([mark_of_path(path) for path in paths])
             named.update(forks)
-            # Whatever turn did not know of them yet is over after this.
+            # After this, every turn that did not know of them yet is over.
             await self._turn(_nothing)
             unseen = forks
         for paths in _batches(expired, ENDED_PER_TURN):
-            await self._turn(partial(_end_all, paths), partial(_need, paths))
+            await self._turn(partial(_end_all, paths), Needs(paths))
 
     async def _weighed(self, session: LargeSession) -> int:
         """The positions that the commit may need."""
@@ -266,8 +276,8 @@ class LargeCommit:
         for items in _batches(self._request.items, ROWS_MAX):
             parts = [part for item in items for part in item.parts]
             if parts:
-                values = {"parts": json.dumps(parts)}
-                [(count,)] = await session.fetch("count_staged_messages", values)
+                columns = [list(column) for column in zip(*parts, strict=True)]
+                [(count,)] = await session.fetch("count_staged_messages", columns)
                 messages += count
             messages += sum(map(messages_of, items))
             await asyncio.sleep(0)
@@ -275,18 +285,18 @@ class LargeCommit:
 
     # Writing
 
-    async def _write(self, session: LargeSession, decision: TurnDecision) -> None:
+    async def _write(
+        self, session: LargeSession, decision: TurnDecision, loader: BulkLoader
+    ) -> None:
         """Decide the appends and write what they come to, as far as none is refused."""
-        copy = decision.copy
+        ledger = decision.copy.ledger
         for items in cut(self._request.items, self._decider.settings.commit_slice_appends):
             self._go_on()
-            needs = Needs()
-            for item in items:
-                needs.add(item.append)
-                needs.parts.update(item.parts)
-            await load(session, copy, needs, locking=True)
+            needs = together([needs_of_append(item.append) for item in items])
+            needs = needs._replace(parts={part for item in items for part in item.parts})
+            await loader.load(session, ledger, needs, locking=True)
             sealed = decision.decide(items)
-            copy.forget()
+            loader.forget()
             if sealed is None:
                 return
             self._streams.update(dict.fromkeys(sealed.entries))
@@ -306,7 +316,7 @@ class LargeCommit:
             (ids, [one for one in ids if one in self._created])
             for ids in _batches(self._streams, STREAMS_PER_TURN)
         ]
-        outcome = await self._turn(partial(self._conclude, decision), on=session)
+        outcome = await self._turn(partial(self._conclude, decision), ending=session)
         if not isinstance(outcome, Decided):
             return outcome
         self._is_under_way = False
@@ -333,7 +343,7 @@ class LargeCommit:
             turns.ends_large = True
             ledger = decider.ledger
             for turn, changed in enumerate(self._told, turns.turn + 1):
-                # Nobody's: the readers of this node are told by the feed as well.
+                # No node is named, so that the feed tells the readers of this node as well.
                 values = (turn, "", ledger.last_ms, ledger.next_position - 1, *changed)
                 decider.group.statements.append(("insert_turn", values))
             turns.more_turns = len(self._told)
@@ -343,7 +353,7 @@ class LargeCommit:
     # The end of it
 
     async def _cleared(self, outcome: CommitOutcome | Failure) -> None:
-        """See to it that nobody waits for a commit that came to nothing."""
+        """See to it that no request waits for a commit that failed."""
         if not self._is_under_way or self._session is None:
             return
         # What it has locked is free when its session is gone, and not before.
@@ -366,7 +376,7 @@ class LargeCommit:
             return
         try:
             if not session.raw.closed:
-                await session.forget()
+                await session.release()
         except psycopg.Error:
             log.warning("what a large commit held is left for the upkeep to forget")
         await session.close()
@@ -378,17 +388,13 @@ def _begin(decision: TurnDecision, decider: Decider) -> None:
 
 
 def _nothing(_decider: Decider) -> None:
-    """To come after all turns before is all there is to it."""
+    """Decide nothing: the answer shows that all turns before this one are over."""
 
 
 def _end_all(paths: list[str], decider: Decider) -> None:
     now_ms = decider.tick()
     for path in paths:
         decider.alive(path, now_ms)
-
-
-def _need(paths: list[str], needs: Needs) -> None:
-    needs.paths.update(paths)
 
 
 def _batches(whole: Iterable[T], count: int) -> Iterator[list[T]]:

@@ -20,7 +20,7 @@ from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime, Stream
 from fencepost.protocol.writers import WriterOpen
 from fencepost.store.contract import Upload
-from fencepost.store.postgres.others import PRODUCERS_MAX, Others, Seen, is_listed
+from fencepost.store.postgres.cache import PRODUCERS_MAX, Changes, Seen, lists_all_changes
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.write.decider import Decider
@@ -259,21 +259,21 @@ async def test_appends_of_many_producers_through_both_nodes_are_all_there_in_ord
 
 def test_a_turn_with_a_statement_that_nobody_knows_does_not_claim_to_list_everything() -> None:
     group = LedgerGroup(1)
-    assert is_listed(group)
+    assert lists_all_changes(group)
     group.statements.append(("stir", ()))
-    assert is_listed(group)
+    assert lists_all_changes(group)
     group.statements.append(("forget_producer", (1, "p", 0)))
-    assert not is_listed(group)
+    assert not lists_all_changes(group)
 
 
 def test_a_producer_that_the_log_does_not_show_is_not_listed() -> None:
     group = LedgerGroup(1)
     group.producers[1, "p"] = None  # type: ignore[assignment]
-    assert not is_listed(group)
+    assert not lists_all_changes(group)
     group.rows.append((0, 1, 0, 0, 0, 1, 1, 0, "p", 0, 0, None, b"", None, None, b"x"))
-    assert is_listed(group)
+    assert lists_all_changes(group)
     group.rows[0] = (0, 2, *group.rows[0][2:])
-    assert not is_listed(group)
+    assert not lists_all_changes(group)
 
 
 @pytest.mark.parametrize(
@@ -289,4 +289,4 @@ def test_a_producer_that_the_log_does_not_show_is_not_listed() -> None:
 def test_changes_are_known_only_when_every_turn_is_there_and_lists_them(
     turns: list[Any], producers: list[Any], expected: bool
 ) -> None:
-    assert Others(turns, producers, []).list_all(Seen(7, 0), 9) is expected
+    assert Changes(turns, producers, []).list_all(Seen(7, 0), 9) is expected

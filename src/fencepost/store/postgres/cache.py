@@ -1,0 +1,301 @@
+"""The cache of a node: its ledger, kept correct while other nodes write to the same database.
+
+A turn begins with the locked row of counters, which shows whether another node has had a turn since
+this node's last one. If not, the ledger is still correct. If so, the rows in `turns` say which
+streams those turns changed, and the log says which producers wrote; these are dropped from the
+ledger, and the rest of it stays. All of this is read under the lock of the turn, so nothing can be
+written in between. A turn that changed something that its row does not list says so. If there is
+one of these, or a turn is missing, or there are too many, the whole ledger is dropped.
+
+What the requests of a turn name is then loaded in bulk, before any of them is decided: single
+queries would be as many round trips while all other nodes wait. What was looked for and does not
+exist is remembered as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fencepost.protocol.appends import KeyRecord
+from fencepost.protocol.commits import Part
+from fencepost.protocol.streams import Producer
+from fencepost.store import records
+from fencepost.store.database import Connection, Row
+from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
+from fencepost.store.postgres.requests import Needs
+from fencepost.store.write.claims import Claims
+from fencepost.store.write.keys import KeyPlace
+from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.write.loader import DiskLoader
+from fencepost.store.write.staging import ChunkRow, StagedPart
+
+ALONE_TURNS = 100
+"""After so many turns in a row without another node's in between, a node no longer asks for the
+changes of other nodes when it begins a turn."""
+TURNS_MAX = 64
+"""Turns of other nodes whose changes are followed; after more of them the ledger is dropped."""
+PRODUCERS_MAX = 4_000
+"""Producers that may have written in them."""
+STREAMS_MAX = 256
+"""Changed streams that are fetched at once; the others are loaded when they are needed."""
+
+_NOT_IN_A_LEDGER = frozenset(
+    {
+        # A ledger forgets staged parts, writers and whole commits whenever another node wrote.
+        *("save_part", "save_chunk", "commit_part", "drop_part", "drop_chunks"),
+        *("save_writer", "forget_writer"),
+        # No ledger has any of these.
+        *("stir", "take_lead", "leave_lead", "save_secret", "save_followed", "save_bucket"),
+        *("insert_subscription", "save_wake", "delete_subscription"),
+        *("delete_links", "save_link", "delete_link"),
+    }
+)
+"""Statements, beside the rows of streams, producers, keys and the log, that leave the ledgers of
+other nodes correct."""
+
+
+# What other nodes changed
+
+
+class Seen(NamedTuple):
+    """How far a ledger is correct: the last turn of its node, and the first position after it."""
+
+    turn: int
+    position: int
+
+
+class Changes(NamedTuple):
+    """What other nodes wrote after that."""
+
+    turns: Sequence[Row]
+    """Number, whether it lists all that it changed, and the streams that it changed."""
+    producers: Sequence[Row]
+    """Stream and id of each that wrote."""
+    streams: Sequence[Row]
+    """Some of the changed streams, as they are now."""
+
+    def list_all(self, seen: Seen, turn: int) -> bool:
+        """Whether these are all changes after what was seen, up to a turn."""
+        numbers = [number for number, _, _ in self.turns]
+        return (
+            numbers == list(range(seen.turn + 1, turn + 1))
+            and all(is_listed for _, is_listed, _ in self.turns)
+            and len(self.producers) < PRODUCERS_MAX
+        )
+
+    def changed_streams(self) -> set[int]:
+        """The streams that changed."""
+        return {stream for _, _, streams in self.turns for stream in streams}
+
+
+def changes_after(seen: Seen) -> list[Query]:
+    """The queries for the fields of `Changes`, in their order."""
+    return [
+        ("others_turns", (seen.turn, TURNS_MAX + 1)),
+        ("others_producers", (seen.position, PRODUCERS_MAX)),
+        ("others_streams", (seen.turn, TURNS_MAX, STREAMS_MAX)),
+    ]
+
+
+def lists_all_changes(group: LedgerGroup) -> bool:
+    """Whether a turn changed its streams, and the producers in its rows of the log, and no more."""
+    if group.carried:
+        return False
+    if not _NOT_IN_A_LEDGER.issuperset([name for name, _ in group.statements]):
+        return False
+    return group.producers.keys() <= {(row[1], row[8]) for row in group.rows}
+
+
+# What was loaded in bulk
+
+
+class BulkLoader(DiskLoader):
+    """Finds what a turn or a slice has loaded in bulk, and asks the database for anything else."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.absent: set[str] = set()
+        """Paths that were looked for, and that no stream had."""
+        self._keys: dict[KeyPlace, tuple[KeyRecord, bytes] | None] = {}
+        self._parts: dict[Part, StagedPart | None] = {}
+        self._chunks: dict[Part, dict[int, ChunkRow]] = {}
+        self._digests: dict[tuple[Part, int], bytes | None] = {}
+
+    async def load(
+        self, connection: WritingConnection, ledger: Ledger, needs: Needs, *, locking: bool = False
+    ) -> None:
+        """Load all that is needed, into `ledger` or beside it; lock it outside of a turn."""
+        paths = [
+            path for path in needs.paths if ledger.cached(path) is None and path not in self.absent
+        ]
+        if paths:
+            query = "lock_streams" if locking else "find_streams"
+            self.absent.update(paths)
+            for row in await connection.fetch(query, (paths,)):
+                self.absent.discard(ledger.take_in(row).stream.path)
+        if needs.producers:
+            await self._load_producers(connection, ledger, needs.producers)
+        if needs.keys:
+            await self._load_keys(connection, ledger, needs.keys)
+        if needs.parts or needs.chunks:
+            await self._load_parts(connection, needs, locking=locking)
+
+    async def _load_producers(
+        self, connection: WritingConnection, ledger: Ledger, named: Collection[tuple[str, str]]
+    ) -> None:
+        missing: list[tuple[Entry, str]] = []
+        for path, producer_id in named:
+            entry = ledger.cached(path)
+            if entry is not None and producer_id not in entry.producers:
+                missing.append((entry, producer_id))
+        if not missing:
+            return
+        columns = _columns([(entry.stream.id, producer_id) for entry, producer_id in missing])
+        rows = await connection.fetch("find_producers", columns)
+        found = {(row[0], row[1]): _producer(row[1], row[2:]) for row in rows}
+        for entry, producer_id in missing:
+            producer = found.get((entry.stream.id, producer_id))
+            ledger.take_producer(entry, producer_id, producer)
+
+    async def _load_keys(
+        self, connection: WritingConnection, ledger: Ledger, named: Collection[tuple[str, str, str]]
+    ) -> None:
+        places: list[KeyPlace] = []
+        for path, principal, key in named:
+            entry = ledger.cached(path)
+            if entry is not None:
+                places.append((entry.stream.id, principal, key))
+        self._keys = dict.fromkeys(places)
+        if places:
+            for row in await connection.fetch("find_keys", _columns(places)):
+                self._keys[row[0], row[1], row[2]] = records.key_from_row(tuple(row[3:]))
+
+    async def _load_parts(
+        self, connection: WritingConnection, needs: Needs, *, locking: bool
+    ) -> None:
+        parts = list({*needs.parts, *(part for part, _ in needs.chunks)})
+        self._parts = dict.fromkeys(parts)
+        query = "lock_parts" if locking else "find_parts"
+        for txn, name, media_type, committed in await connection.fetch(query, _columns(parts)):
+            self._parts[Part(txn, name)] = StagedPart(media_type, committed)
+        if needs.parts:
+            whole = list(needs.parts)
+            self._chunks = {part: {} for part in whole}
+            for txn, name, *row in await connection.fetch("chunks_of_parts", _columns(whole)):
+                self._chunks[Part(txn, name)][row[1]] = ChunkRow(*row)
+        if needs.chunks:
+            self._digests = dict.fromkeys(needs.chunks)
+            columns = _columns([(*part, ordinal) for part, ordinal in needs.chunks])
+            for txn, name, ordinal, digest in await connection.fetch("find_chunks", columns):
+                self._digests[Part(txn, name), ordinal] = digest
+
+    def forget(self) -> None:
+        """Forget keys and parts, of which there may be any number, and most are used once."""
+        self._keys.clear()
+        self._parts.clear()
+        self._chunks.clear()
+        self._digests.clear()
+
+    # As the ledger asks
+
+    def stream(self, path: str) -> Row | None:
+        return None if path in self.absent else super().stream(path)
+
+    def producer(self, stream_id: int, producer_id: str) -> Producer | None:
+        rows = self.connection.fetch("find_producer", (stream_id, producer_id))
+        return _producer(producer_id, rows[0]) if rows else None
+
+    def key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
+        return self._keys[place] if place in self._keys else super().key(place)
+
+    def part(self, part: Part) -> StagedPart | None:
+        return self._parts[part] if part in self._parts else super().part(part)
+
+    def chunks(self, part: Part) -> dict[int, ChunkRow]:
+        return self._chunks[part] if part in self._chunks else super().chunks(part)
+
+    def digest(self, part: Part, ordinal: int) -> bytes | None:
+        place = (part, ordinal)
+        return self._digests[place] if place in self._digests else super().digest(part, ordinal)
+
+
+def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _producer(producer_id: str, row: Row) -> Producer:
+    epoch, seq, first, position, updated_ms, principal, claim, recent = row
+    return Producer(producer_id, epoch, seq, first, recent, position, updated_ms, principal, claim)
+
+
+class Cache:
+    """Begins the turns of one node, and makes its ledger ready for each."""
+
+    def __init__(
+        self, ledger: Ledger, loader: BulkLoader, claims: Claims, *, streams_max: int
+    ) -> None:
+        self._ledger = ledger
+        self._loader = loader
+        self._claims = claims
+        self._streams_max = streams_max
+        self._asks = 0  # turns that still begin with asking for the changes of other nodes
+        self._changes: Changes | None = None
+        self.last_turn = -1
+        """The turn up to which the ledger is correct; -1 when it is to be dropped."""
+
+    async def begin(self, connection: WritingConnection) -> Row:
+        """Wait for the turn; the counters."""
+        self._changes = None
+        if self._asks == 0 or self.last_turn == -1:
+            return await connection.begin()
+        counters, found = await connection.begin_and_fetch(changes_after(self._seen()))
+        self._changes = Changes(*found)
+        return counters
+
+    async def prepare(self, connection: WritingConnection, counters: Row, needs: Needs) -> bool:
+        """Make the ledger ready to decide requests with these needs; whether it was dropped."""
+        dropped = False
+        if counters[0] != self.last_turn:
+            dropped = await self._refresh(connection, counters)
+        elif self._asks:
+            self._asks -= 1
+        await self._loader.load(connection, self._ledger, needs)
+        return dropped
+
+    async def _refresh(self, connection: WritingConnection, counters: Row) -> bool:
+        """Make the ledger correct after another node has written; whether all of it was dropped."""
+        turn, next_position, next_stream, last_ms, *_ = counters
+        changes, self._changes, self._asks = self._changes, None, ALONE_TURNS
+        now = (next_position, next_stream, last_ms)
+        self._claims.reset()
+        self._loader.absent.clear()
+        self._loader.forget()
+        if self.last_turn == -1:
+            self._ledger.reset(now)
+            return False
+        seen = self._seen()
+        if changes is None:
+            changes = Changes(*await connection.fetch_all(changes_after(seen)))
+        if not changes.list_all(seen, turn):
+            self._ledger.reset(now)
+            return True
+        self._ledger.refresh(
+            now,
+            changed=changes.changed_streams(),
+            rows=changes.streams,
+            producers=set(changes.producers),
+        )
+        return False
+
+    def _seen(self) -> Seen:
+        return Seen(self.last_turn, self._ledger.next_position)
+
+    def decided(self, group: LedgerGroup) -> None:
+        """All requests of the turn are decided: forget what only they needed."""
+        self._loader.forget()
+        absent = self._loader.absent
+        absent.difference_update(group.entries[made].stream.path for made in group.created)
+        if len(absent) > self._streams_max:
+            # Clients may ask for any number of streams that do not exist.
+            absent.clear()

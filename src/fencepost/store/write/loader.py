@@ -1,0 +1,98 @@
+"""Loaders: where a ledger finds a record that it does not have in memory.
+
+A ledger asks its loader for one record at a time and does not know where that comes from. The
+loader here asks the database for each (`DiskLoader`); others have fetched in bulk what a turn of
+several servers (`postgres/cache.py`) or a slice of a large commit (`large/copies.py`) names.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fencepost.protocol.appends import KeyRecord
+from fencepost.protocol.commits import Part
+from fencepost.protocol.streams import RECENT_BATCHES, Producer
+from fencepost.store import records
+from fencepost.store.database import Connection, Row
+from fencepost.store.write.keys import KeyPlace
+from fencepost.store.write.staging import ChunkRow, StagedPart
+
+
+class Loader(Protocol):
+    """Finds records as they are on disk."""
+
+    @property
+    def connection(self) -> Connection:
+        """Where everything else is asked for that a ledger needs only now and then."""
+        ...
+
+    def stream(self, path: str) -> Row | None:
+        """The row of the stream at a path, soft-deleted ones included."""
+        ...
+
+    def stream_by_id(self, stream_id: int) -> Row | None:
+        """The row of a stream that is not deleted, by its incarnation."""
+        ...
+
+    def producer(self, stream_id: int, producer_id: str) -> Producer | None:
+        """What a producer has done on a stream."""
+        ...
+
+    def key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
+        """What a key stands for, and what was answered."""
+        ...
+
+    def part(self, part: Part) -> StagedPart | None:
+        """A part that was staged, committed ones included."""
+        ...
+
+    def chunks(self, part: Part) -> dict[int, ChunkRow]:
+        """The chunks of a part by their numbers."""
+        ...
+
+    def digest(self, part: Part, ordinal: int) -> bytes | None:
+        """The digest of a chunk that was uploaded before."""
+        ...
+
+
+class DiskLoader:
+    """Asks the database for each record when it is needed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def stream(self, path: str) -> Row | None:
+        rows = self.connection.fetch("find_stream", (path,))
+        return rows[0] if rows else None
+
+    def stream_by_id(self, stream_id: int) -> Row | None:
+        rows = self.connection.fetch("find_stream_by_id", (stream_id,))
+        return rows[0] if rows else None
+
+    def producer(self, stream_id: int, producer_id: str) -> Producer | None:
+        rows = self.connection.fetch("find_producer", (stream_id, producer_id))
+        if not rows:
+            return None
+        _, seq, _, position, *_ = rows[0]
+        batches = self.connection.fetch("recent_batches", (position, RECENT_BATCHES))
+        producer = records.producer_from_rows(producer_id, rows[0], batches)
+        if len(batches) < min(seq + 1, RECENT_BATCHES):
+            # A purge after a truncation took the rows of the other batches, and left this behind.
+            for kept in self.connection.fetch("find_remembered", (stream_id, producer_id)):
+                return records.with_remembered(producer, len(batches), *kept)
+        return producer
+
+    def key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
+        rows = self.connection.fetch("find_key", place)
+        return records.key_from_row(rows[0]) if rows else None
+
+    def part(self, part: Part) -> StagedPart | None:
+        rows = self.connection.fetch("find_part", part)
+        return StagedPart(*rows[0]) if rows else None
+
+    def chunks(self, part: Part) -> dict[int, ChunkRow]:
+        return {row[1]: ChunkRow(*row) for row in self.connection.fetch("part_chunks", part)}
+
+    def digest(self, part: Part, ordinal: int) -> bytes | None:
+        rows = self.connection.fetch("find_chunk", (*part, ordinal))
+        return bytes(rows[0][0]) if rows else None
