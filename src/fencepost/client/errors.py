@@ -8,6 +8,8 @@ fields; the first sentence of a docstring says what happened, the rest what to d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -88,9 +90,14 @@ class ResponseError(FencepostError):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds the server asks to wait, if it says so in seconds."""
-        value = self._integer("retry-after")
-        return None if value is None or value < 0 else float(value)
+        """Seconds that the server asks to wait, whether it names them or a date."""
+        value = self.headers.get("retry-after", "").strip()
+        if value.isdecimal():
+            return float(value)
+        until = _instant(value)
+        # The server's own clock is the one that its date is by.
+        now = _instant(self.headers.get("date", "")) or datetime.now(UTC)
+        return None if until is None else max(0.0, (until - now).total_seconds())
 
 
 class BadRequestError(ResponseError):
@@ -393,6 +400,15 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ResponseEr
     if kind is None:
         kind = UnavailableError if status >= 500 else BadRequestError
     return kind(status=status, code=code, detail=detail, headers=headers, problem=problem)
+
+
+def _instant(http_date: str) -> datetime | None:
+    """The time that a header names; None when it names none."""
+    try:
+        found = parsedate_to_datetime(http_date)
+    except ValueError:
+        return None
+    return found.replace(tzinfo=found.tzinfo or UTC)
 
 
 def _code_of(status: int, headers: Mapping[str, str]) -> str:

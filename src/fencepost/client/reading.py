@@ -36,7 +36,41 @@ log = logging.getLogger(__name__)
 
 START = "-1"
 NOW = "now"
+EVENT_STREAM = "text/event-stream"
 Live = Literal["auto", "sse", "long-poll"]
+SHORT_LIVED_MS = 250
+"""A wait for news that ends sooner, and brings none, makes the next one come later."""
+NO_EVENTS = frozenset((400, 405, 406, 501))
+"""Refusals of an SSE read by servers that may still know long-polls."""
+
+
+class Pace:
+    """Waits for news one after the other, and never hammers a server that ends them at once.
+
+    The delay before the next wait grows with every wait that was short and brought nothing.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._began_ms: int | None = None
+        self._short = 0
+
+    def progress(self) -> None:
+        """Something came: the next wait begins at once."""
+        self._short = 0
+        self._began_ms = None
+
+    def wait(self) -> Operation[None]:
+        """Let time pass if the last wait was a short one; the next wait begins now."""
+        clock = self._settings.clock
+        if self._began_ms is not None:
+            if clock.monotonic_ms() - self._began_ms < SHORT_LIVED_MS:
+                delay = self._settings.retries.delay(self._short, clock.random())
+                self._short += 1
+                yield Sleep(delay)
+            else:
+                self._short = 0
+        self._began_ms = clock.monotonic_ms()
 
 
 class Cursor(Generic[T]):
@@ -97,6 +131,11 @@ class Cursor(Generic[T]):
         return (yield from exchange(self._settings, request, Kind.READ)).response
 
 
+def stands_still(batch: Batch[Any]) -> bool:
+    """Whether a batch brought no message and leads to no other offset."""
+    return not batch.messages and batch.next_offset == batch.offset
+
+
 def whole(data: bytes) -> list[Any]:
     """A body as it came, as if it were one message."""
     return [data]
@@ -118,8 +157,9 @@ class Reader(Cursor[T]):
         """The next batch that holds something; None at the tail."""
         while not self.ended:
             batch = self._answered((yield from self._fetch()))
-            # A closed stream and the tail are the end; an empty chunk before it is only a pause.
-            self.ended = batch.up_to_date or batch.closed
+            # A closed stream and the tail are the end, and so is an answer that leads nowhere; an
+            # empty chunk before it is only a pause.
+            self.ended = batch.up_to_date or batch.closed or stands_still(batch)
             if batch.messages:
                 return batch
         return None
@@ -149,6 +189,7 @@ class Follower(Cursor[T]):
         self._ready: deque[Batch[T]] = deque()
         self._failures = 0
         self._lost_ms: int | None = None
+        self._pace = Pace(settings)
 
     def next(self) -> Operation[Batch[T] | None]:
         """The next batch, waiting for it as long as it takes; None when the stream is closed."""
@@ -161,6 +202,8 @@ class Follower(Cursor[T]):
                 continue
             self._failures = 0
             self._lost_ms = None
+            if batch is not None and not stands_still(batch):
+                self._pace.progress()
             if batch is not None and batch.messages:
                 return batch
         yield from self.shut()
@@ -176,10 +219,11 @@ class Follower(Cursor[T]):
         if not self._caught_up:
             # `now` is asked for by itself first, so that a lost answer later cannot skip anything.
             batch = self._answered((yield from self._fetch()))
-            self._caught_up = batch.up_to_date or batch.closed
+            self._caught_up = batch.up_to_date or batch.closed or stands_still(batch)
             return batch
         if self._by_events():
             return (yield from self._next_event())
+        yield from self._pace.wait()
         query = [("live", "long-poll")]
         if self._cursor is not None:
             query.append(("cursor", self._cursor))
@@ -195,6 +239,7 @@ class Follower(Cursor[T]):
 
     def _next_event(self) -> Operation[Batch[T] | None]:
         if self._channel is None:
+            yield from self._pace.wait()
             yield from self._open()
         while self._channel is not None:
             piece: bytes | None = yield Next(self._channel)
@@ -214,11 +259,21 @@ class Follower(Cursor[T]):
         request = Request("GET", stream_target(self._path, query), live=True)
         channel: Channel = yield Open((yield from dressed(self._settings, request)))
         response = channel.response
-        if response.status != 200:
-            raise error_of(response.status, response.headers, response.body)
-        self._channel = channel
-        self._events = EventParser()
-        self._data = []
+        is_stream = media_type(response.headers.get("content-type", "")) == EVENT_STREAM
+        if response.status == 200 and is_stream:
+            self._channel = channel
+            self._events = EventParser()
+            self._data = []
+            return
+        yield Shut(channel)
+        if self._live == "auto" and (response.status == 200 or response.status in NO_EVENTS):
+            log.info("%s has no events here, so it is followed by long-polls", self._path)
+            self._live = "long-poll"
+            self._pace.progress()
+            return
+        if response.status == 200:
+            raise ProtocolError("the answer to an SSE read is not an event stream")
+        raise error_of(response.status, response.headers, response.body)
 
     def _take(self, piece: bytes) -> None:
         """The batches that a piece completes."""
@@ -327,6 +382,7 @@ class LogReader:
         self.after: int | Literal["now"] = after
         self.ended = False
         self._failures = 0
+        self._pace = Pace(settings)
         if until is not None:
             query.append(("until", str(until)))
 
@@ -334,6 +390,8 @@ class LogReader:
         """The next page that has entries; None when there is no more to come."""
         waiting = False
         while not self.ended:
+            if waiting:
+                yield from self._pace.wait()
             try:
                 response = yield from self._fetch(waiting)
             except (ConnectionFailedError, UnavailableError) as failure:
@@ -350,6 +408,7 @@ class LogReader:
             self.ended = at_end or (page.up_to_date and not self._live)
             waiting = page.up_to_date
             if page.entries:
+                self._pace.progress()
                 return page
         return None
 
