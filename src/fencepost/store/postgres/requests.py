@@ -88,10 +88,8 @@ class Request(NamedTuple):
 
 
 def needs_of(touched: Touched) -> Needs:
-    """What a write request names."""
+    """What a write request names, unless it is an append."""
     match touched:
-        case Append():
-            return needs_of_append(touched)
         case Commit():
             return needs_of_commit(touched)
         case Upload():

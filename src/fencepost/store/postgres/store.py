@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from fencepost.clock import Clock
+from fencepost.protocol.appends import Append
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.writers import (
@@ -47,7 +48,7 @@ from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.commits import LargeCommit
 from fencepost.store.postgres.migrate import migrate
 from fencepost.store.postgres.readers import Lookups, PostgresReaders, read_stream
-from fencepost.store.postgres.requests import Needs, Request, needs_of
+from fencepost.store.postgres.requests import Needs, Request, needs_of, needs_of_append
 from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.turns import Turns
 from fencepost.store.write.decider import Decider
@@ -179,6 +180,11 @@ class PostgresStore(WriteFront):
         size: int = 0,
     ) -> None:
         self.turns.submit(Request(work, done, needs_of(touched), size))
+
+    def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:
+        size = 0 if request.batch is None else request.batch.size
+        needs = needs_of_append(request)
+        self.turns.submit(Request(lambda decider: decider.append(request), done, needs, size))
 
     def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
         if self._large.closing:

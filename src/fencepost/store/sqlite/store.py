@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import apsw
 
 from fencepost.clock import Clock
+from fencepost.protocol.appends import Append
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.writers import (
     Writer,
@@ -164,6 +165,10 @@ class SqliteStore(WriteFront):
         if self._accepts(done):
             self.commits.after(done, work(self.decider))
 
+    def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:
+        if self._accepts(done):
+            self.commits.after(done, self.decider.append(request))
+
     def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
         return self._accepts(done)
 
@@ -282,8 +287,8 @@ class SqliteStore(WriteFront):
     async def restart_log(self) -> bool:
         """Fold what is left of the write-ahead log in, so that the next commit starts it anew.
 
-        The file keeps its size: writing over it syncs faster than making it grow again. False when
-        somebody is reading from it, such as a backup: writers do not wait for that.
+        The file keeps its size: writing over it syncs faster than making it grow again. False while
+        a reader uses it, such as a backup: writers do not wait for that.
         """
         restarted = await self.between_commits(lambda connection: restart_log(connection.raw))
         if restarted:

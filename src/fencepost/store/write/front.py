@@ -44,7 +44,7 @@ class WriterName(NamedTuple):
     name: str
 
 
-Touched = Append | Commit | Upload | Part | Paths | WriterName
+Touched = Commit | Upload | Part | Paths | WriterName
 """What a request is about: its streams, staged parts, keys or writer."""
 
 
@@ -73,6 +73,10 @@ class WriteFront(ABC):
         """
 
     @abstractmethod
+    def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:
+        """The same for an append. Most requests are appends, so they go the shortest way."""
+
+    @abstractmethod
     def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
         """Whether a large commit may begin; if not, `done` has been told so."""
 
@@ -91,8 +95,7 @@ class WriteFront(ABC):
     ) -> None:
         if self._held and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
             return
-        size = 0 if request.batch is None else request.batch.size
-        self._decide(lambda decider: decider.append(request), done, request, size)
+        self._decide_append(request, done)
 
     def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
         if is_large(request, self._slice_appends):
