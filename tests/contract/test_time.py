@@ -1,4 +1,4 @@
-"""Time to live, expiry, and a clock that somebody sets back."""
+"""Time to live, expiry, and a clock that is set back."""
 
 import pytest
 

@@ -98,7 +98,7 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "data_missing",
         [f"UPDATE log SET data = NULL WHERE position = {first_row('bytes')}"],
     ),
-    "messages of nobody": (
+    "messages of no stream": (
         "row_without_stream",
         [f"UPDATE log SET stream = 4711 WHERE position = {first_row('json')}"],
     ),
@@ -166,7 +166,7 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "closed_wrong",
         ["UPDATE streams SET closed = FALSE WHERE path = 'closed'"],
     ),
-    "an end that nobody wrote down": (
+    "an end that was not written down": (
         "close_marker_missing",
         [f"DELETE FROM log WHERE kind = 1 AND stream = {of('closed')}"],
     ),
@@ -174,7 +174,7 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "state_wrong",
         ["UPDATE streams SET state = 0, ended_ms = NULL WHERE path = 'gone'"],
     ),
-    "a deletion that nobody wrote down": (
+    "a deletion that was not written down": (
         "delete_marker_missing",
         [f"DELETE FROM log WHERE kind = 2 AND stream = {of('gone')}"],
     ),
@@ -242,7 +242,7 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "chunk_wrong",
         ["UPDATE chunks SET size = size + 1 WHERE part = 'one' AND ordinal = 1"],
     ),
-    "a staged chunk without data that nobody used": (
+    "a staged chunk without data that no commit used": (
         "chunk_wrong",
         ["UPDATE chunks SET data = x'', lengths = NULL WHERE part = 'waiting'"],
     ),
@@ -297,7 +297,7 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "link_without_stream",
         [f"UPDATE links SET stream = {of('gone')}"],
     ),
-    "a cursor of nobody": (
+    "a cursor without a subscription": (
         "link_without_subscription",
         ["DELETE FROM subscriptions"],
     ),

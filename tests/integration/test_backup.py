@@ -98,7 +98,7 @@ class Load:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Load]]:
     """A server under load, and its data folder."""
     folder: Path = tmp_path_factory.mktemp("busy") / "data"
-    # A write-ahead log that is too long all the time: whoever reads from it must hold nobody up.
+    # The write-ahead log is too long all the time: a backup that reads it must hold no writer up.
     limits = {
         "FENCEPOST_STORE_CHECKPOINT_WAL_BYTES": "65536",
         "FENCEPOST_STORE_WAL_BYTES_MAX": "131072",

@@ -1,4 +1,4 @@
-"""Commits that are carried out in slices: whole or not at all, while everybody else goes on.
+"""Commits that are carried out in slices: whole or not at all, while other requests go on.
 
 Slices are small here, so that a commit of a few dozen appends goes through hundreds of turns of the
 loop; an observer looks at the store in every one of them.
@@ -312,7 +312,7 @@ async def test_readers_of_the_log_are_woken_for_what_a_large_commit_held_back(
 async def test_what_comes_for_held_streams_is_decided_afterwards_in_its_order(
     place: Place,
 ) -> None:
-    """Nobody waits for an answer here, so the order of arrival is all there is."""
+    """No request waits for an answer here, so only the order of arrival counts."""
     a, b, gone = PATHS[0], PATHS[-1], PATHS[1]
     asked = [
         place.append(a, b"0"),

@@ -163,7 +163,7 @@ class Published(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Somebody whose own state must change together with the streams, in the same commit.
+    """A part of the server whose own state must change in the same commit as the streams.
 
     Called on the event loop while a request is being decided: what a watcher writes in the call
     joins the request's commit.
@@ -193,9 +193,9 @@ class LiveStream(NamedTuple):
 class SubscriptionStore(Protocol):
     """Subscriptions, their wakes and their cursors, kept beside the streams they watch.
 
-    Writes join the open commit without an answer of their own: whoever writes waits with `after` or
-    `durable` before telling anybody. A crash leaves all of what was written in one stretch on the
-    event loop, or none of it.
+    Writes join the open commit without an answer of their own: the caller waits with `after` or
+    `durable` before it answers a request. A crash leaves all of what was written in one stretch on
+    the event loop, or none of it.
     """
 
     def watch(self, watcher: Watcher, published: Callable[[Sequence[Published]], None]) -> None:

@@ -1,7 +1,7 @@
-"""A database as the engine sees it: named queries on a connection, and a transaction around some.
+"""The interface of a database connection: named queries, and transactions.
 
-Every store brings its own SQL under the same names, so that what decides, reads and keeps is
-written once. A connection is used by one thread at a time.
+Each store brings its own SQL under the same names, so that the code that decides, reads and
+maintains is written once. A connection is used by one thread at a time.
 """
 
 from __future__ import annotations

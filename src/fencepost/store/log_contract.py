@@ -1,7 +1,7 @@
 """The contract of a store that is read across its streams: the global log, its plans, and lists.
 
-Every method reads one committed state. Positions become visible in their order: whoever was told
-that the head is at some position will never see a row appear at or below it later. Rows leave the
+Every method reads one committed state. Positions become visible in their order: a reader that was
+told that the head is at some position never sees a row appear at or below it later. Rows leave the
 log only by a purge after its retention, which is recorded; an answer that would miss such a row is
 `Pruned` instead.
 """
@@ -41,7 +41,7 @@ class Named(NamedTuple):
 
 
 class Integers:
-    """A column of whole numbers as the store wrote it: JSON, read by whoever needs the numbers."""
+    """A column of whole numbers as the store wrote it: JSON, parsed only when it is needed."""
 
     __slots__ = ("text",)
 

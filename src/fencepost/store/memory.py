@@ -1,9 +1,9 @@
-"""Memory of a request that holds very many objects, without anybody else noticing.
+"""Pause the garbage collector for a large request, and free its objects a few at a time.
 
 The collector looks through everything that is alive whenever that has grown by a quarter. While a
 large commit is read and decided there are a million objects, none of them in a cycle, and each look
-holds everybody up for a good part of a second. Reference counting frees all of it in any case; but
-all at once takes time as well, so it is let go of a little at a time.
+holds every other request up for a good part of a second. Reference counting frees all of them in
+any case; but to free all at once takes time as well, so `dissolve` frees a few at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def paused_collector() -> Iterator[None]:
 
 
 async def dissolve(*collections: dict[Any, Any] | set[Any] | list[Any]) -> None:
-    """Empty collections that nobody needs any more, a little at a time."""
+    """Empty collections that are not needed any more, a few objects at a time."""
     for collection in collections:
         while collection:
             if isinstance(collection, list):

@@ -208,7 +208,7 @@ def subscriptions_from_rows(rows: Iterable[Row], links: Iterable[Row]) -> list[S
     for subscription_id, *columns in links:
         subscription = found[subscription_id]
         link = _link(*columns)
-        # Removing the row is left to whoever writes next: a load must not cause a commit.
+        # The next write removes the row: a load must not cause a commit.
         if link.stream_id is not None or link.explicit:
             subscription.links[link.path] = link
             subscription.note(link)

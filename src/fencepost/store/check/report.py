@@ -1,4 +1,4 @@
-"""What a check reads from and what it finds, and what its passes know of each stream."""
+"""The report of `fencepost check`: its findings, and what its passes know of each stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def ignore(_step: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Show no progress."""
 
 
 class UnreadableError(Exception):

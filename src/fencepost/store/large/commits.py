@@ -1,19 +1,19 @@
 """Large commits: decided as a whole, written down, then carried out a slice at a time.
 
-A commit of many appends in one transaction would hold everybody else up for as long as it takes. So
-beyond a size it goes another way, in which other requests come in between at every step:
+A commit of many appends in one transaction would hold all other requests up for as long as it
+takes. So beyond a size it goes another way, in which other requests come in between at every step:
 
-1. It takes hold of what it names (`holds`); one such commit at a time.
-2. It takes its positions in the log at once. From here until its end nobody reads the log beyond
-   them, so that positions become visible in order.
+1. It takes hold of what it names (`locks`); one such commit at a time.
+2. It takes its positions in the log at once. From here until its end readers of the log do not see
+   positions beyond them, so that positions become visible in order.
 3. Its appends are decided on a copy of the state (`copies`), and what each slice of them will write
    goes to disk as it is decided (`slices`). One refused append ends it here: nothing has happened.
 4. One small write makes it certain. A crash from here on is made up for at the next start.
 5. Each slice is carried out in a group commit, beside other requests.
 6. With the last one, which holds the commit's key and its writer, all of it becomes visible.
 
-Where it stands is always read from disk, so a failed group is tried again from there. What happens
-at a start is in `redoing`.
+How far it came is always read from disk, so a failed group is tried again from there. What happens
+when a store opens is in `recovery`.
 """
 
 from __future__ import annotations

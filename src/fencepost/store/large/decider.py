@@ -1,8 +1,9 @@
 """Deciding a large commit on a copy of the state, a slice at a time.
 
-Whoever runs it lets others have their turn between its slices. Where a decided slice goes is the
-store's own business: the embedded one writes it down and carries it out later (`SlicedDecision`),
-the shared one writes it in a transaction that nobody sees. Nothing of it counts before `conclude`.
+The caller lets other requests in between two slices. Each store has its own place for a decided
+slice: the embedded store writes it down and carries it out later (`SlicedDecision`), the store on
+PostgreSQL writes it in a transaction that is not visible yet. Nothing of it counts before
+`conclude`.
 """
 
 from __future__ import annotations
@@ -233,8 +234,8 @@ class LargeDecision(ABC):
 class SlicedDecision(LargeDecision):
     """The same in the embedded store: slices join its groups as they are decided.
 
-    Each step is a generator: whoever runs it sees to it that what was written down so far is on
-    disk.
+    Each step is a generator: at each yield the caller waits until what was written down so far is
+    on disk.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What large commits hold while they wait for their turn and are under way, and who waits for them.
+"""What large commits hold, and the requests that wait until it is released.
 
 A large commit is decided and carried out a slice at a time, with other requests in between. What it
-names must stand still meanwhile: a request that touches any of it, and came later, waits here, in
+names must not change meanwhile: a request that touches any of it, and came later, waits here, in
 the order of arrival, and is decided when the commit is over. Readers do not wait: they are shown
 what was there before, until all of it changes at once. One such commit is under way at a time.
 """
@@ -125,7 +125,7 @@ class Holds:
 
     async def release(self, held: Held) -> None:
         """Let go of what a commit holds, and decide those who waited for it, in their order."""
-        # Until all of them had their turn, whoever comes for the same things stands behind them.
+        # Until all of them were decided, a new request for the same things waits behind them.
         held.is_over = True
         while self._waiting:
             for _ in range(min(REPLAYS_PER_TURN, len(self._waiting))):

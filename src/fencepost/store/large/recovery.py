@@ -1,9 +1,9 @@
-"""Finishing at a start what a large commit had begun when the server ended.
+"""Recovery: when a store opens, finish the large commit that was under way when it ended.
 
-A commit that was certain is carried out from its slices on disk, before anybody is served; one that
-was not has never happened. Those who watch streams are not there yet at that moment, so the slices
-stay, marked, until they are told: what they write then goes in the transaction that drops the
-slices.
+A commit that was certain is carried out from its slices on disk, before the first request; one that
+was not certain has never happened. The watchers of streams are not there yet at that moment, so the
+slices stay, marked, until the watchers are told: what they write then goes in the transaction that
+drops the slices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNDECIDED, CERTAIN, REDONE = 0, 1, 2
 
 
 def tell_made(watcher: Watcher, piece: Slice) -> None:
-    """Tell of the streams that a slice makes, while its group is open."""
+    """Tell a watcher of the streams that a slice makes, while its group is open."""
     for made in piece.made():
         watcher.created(made.id, made.path, START)
 
@@ -40,12 +40,12 @@ def redo(connection: Connection, write: Callable[[Slice], object]) -> None:
         elif state == CERTAIN:
             log.warning("finishing a large commit at position %d that was under way", first)
             _finish(connection, first, write)
-    # Of refused ones it may not have come to forgetting all that was written down.
+    # A server that ended while it dropped the slices of a refused commit may have left some.
     connection.execute("drop_stray_slices")
 
 
 def _finish(connection: Connection, first: int, write: Callable[[Slice], object]) -> None:
-    # Nobody may see a part of it: the positions are held back until the last slice is in.
+    # No reader may see a part of it: the positions are held back until the last slice is in.
     while found := connection.fetch("next_slice", (first, 0)):
         [(number, content)] = found
         piece = decode_slice(content)

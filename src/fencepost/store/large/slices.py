@@ -1,8 +1,8 @@
 """Slices: what a part of a large commit writes, as rows that need no more deciding.
 
-A slice is a sealed group of a ledger of its own. It is kept on disk until it is carried out, so a
-crash between two slices is made up for by carrying out the rest: the rows are all there is to it,
-and writing them asks nothing of the state.
+A slice is a sealed group of a ledger of its own. It is kept on disk until it is carried out. After
+a crash between two slices the next start carries out the rest: it writes the rows of the slices,
+and needs no other state for that.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Upkeep:
         return await self._store.between_commits(partial(_sweep_keys, now_ms))
 
     async def sweep_parts(self) -> int:
-        """Drop staged parts that nobody committed in time."""
+        """Drop staged parts that were not committed in time."""
         before_ms = self._clock.now_ms() - self._settings.staging_ttl_s * 1000
         rows = await self._fetch("abandoned_parts", before_ms, PARTS_PER_SWEEP_MAX)
         if rows:
@@ -307,7 +307,7 @@ class Keeper:
         return purged
 
     async def purge_beginning(self, stream_id: int, before_ms: int) -> int:
-        """Drop the rows at the beginning of a stream that nobody may ask for any more."""
+        """Drop the rows at the beginning of a stream that no request may ask for any more."""
         limit = await self._store.readers.run(
             partial(purge_limit, stream_id=stream_id, before_ms=before_ms)
         )
@@ -476,7 +476,7 @@ def inherited_from(stream_id: int, connection: Connection) -> tuple[int, ...]:
 
 
 def purge_limit(connection: Connection, stream_id: int, before_ms: int) -> int:
-    """The byte of a stream below which nobody may ask for anything, reader, fork or log."""
+    """The byte of a stream below which no reader, fork or log may ask for anything."""
     rows = connection.fetch("stream_to_purge", (stream_id,))
     due = connection.fetch("due_marker", (stream_id, before_ms))
     if not rows or not due:
@@ -541,7 +541,7 @@ def _kept_before(
 
 
 def _finish(connection: Connection, stream_id: int, position: int) -> int:
-    """A truncation is purged: nobody waits for it, and earlier markers say nothing any more."""
+    """Note that a truncation is purged, and drop earlier markers, which no reader needs."""
     with connection:
         markers = connection.fetch("superseded_markers", (stream_id, position, ROWS_PER_STEP_MAX))
         purges.drop(connection, stream_id, markers)

@@ -41,7 +41,7 @@ CHARACTER_BYTES_MAX = 4
 
 
 class Readers(Generic[ConnectionT]):
-    """A few threads that read, each call on a connection that nobody else is using."""
+    """A few threads that read, each call on a connection that no other call is using."""
 
     def __init__(self, connect: Callable[[], ConnectionT], *, threads: int) -> None:
         self._connections: queue.SimpleQueue[ConnectionT] = queue.SimpleQueue()

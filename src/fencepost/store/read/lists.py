@@ -1,8 +1,8 @@
-"""Lists: pages that begin after a key and look at a bounded number of candidates.
+"""Lists of streams, producers, keys and writers, page by page.
 
-A pattern narrows the index range by what all its matches begin with; the rest is decided path by
-path. A page that has looked at enough candidates ends there, with the key to
-go on after, even when it is not full.
+A page begins after a key and looks at a bounded number of candidates. A pattern narrows the range
+of the index by what all its matches begin with; the rest is compared path by path. A page that has
+looked at enough candidates ends there, with the key to go on after, even when it is not full.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows of the log a question is about: SQL composed of named pieces, and nothing else.
+"""Which rows of the log a selection means, as named pieces of SQL with their values.
 
 A selection by path becomes a set of incarnations: all of them when they are few, else those that
 have rows in the stretch being looked at. So a pattern over a million streams costs what the stretch
@@ -40,7 +40,7 @@ def head_of(connection: Connection) -> int:
 
 
 def ends_of(connection: Connection) -> tuple[int, int]:
-    """The newest position that may be read, and the newest that somebody was told of."""
+    """The newest position that may be read, and the newest that a writer was told of."""
     [(head, newest)] = run(connection, "head")
     assert isinstance(head, int)
     assert isinstance(newest, int)
@@ -101,7 +101,7 @@ class Found(NamedTuple):
 
     def source(self, low: int, high: int, part: Part | None) -> Source:
         """Their rows in the range, or in part of it."""
-        # Where all are wanted no row has to be compared.
+        # Where all streams are wanted no row has to be compared.
         return in_range(low, high, part, None if self.are_all else self.names)
 
 

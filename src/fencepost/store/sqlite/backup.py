@@ -1,14 +1,14 @@
 """Backups: a consistent copy of a database in use, and the way back from one.
 
 A copy is made page by page with SQLite's online backup, from a connection that holds one read
-transaction open all the while. Writers go on, because a reader of a write-ahead log keeps nobody
-out, and the copy is what was committed when it began, because the reader sees nothing newer. (The
+transaction open all the while. Writers go on, because a reader of a write-ahead log does not lock
+them out. The copy is what was committed when it began, because the reader sees nothing newer. (The
 other way, VACUUM INTO, gives the same promise and a smaller file, but rewrites every table and
-index, which costs more of the server's disk and cannot say how far it is.) What it costs is that
-the write-ahead log cannot be cut off before the copy is done.
+index, which costs more of the server's disk and cannot say how far it is.) The price is that the
+write-ahead log cannot be cut off before the copy is done.
 
-A copy gets its name only when it is complete and on disk. Until then it has a name that no one
-takes for a backup; a killed backup leaves such a file behind, and the next one removes it.
+A copy gets its name only when it is complete and on disk. Until then it has a name that is not
+taken for a backup; a killed backup leaves such a file behind, and the next one removes it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _copy(file: Path, partial: Path, progress: Progress) -> None:
     with open_to_read(file) as source:
         target = apsw.Connection(str(partial))
         try:
-            # Nobody reads the copy before it is complete, so it needs no journal of its own.
+            # The copy is not read before it is complete, so it needs no journal of its own.
             target.pragma("journal_mode", "off")
             target.pragma("synchronous", "off")
             with source:
@@ -120,7 +120,7 @@ def _complete_or_absent(destination: Path) -> Iterator[Path]:
         yield partial
         _sync(partial)
         try:
-            # Unlike a rename, a link does not replace what somebody else put there meanwhile.
+            # Unlike a rename, a link does not replace a file that was put there meanwhile.
             os.link(partial, destination)
         except FileExistsError:
             raise DestinationExistsError(f"{destination} exists: nothing is replaced") from None

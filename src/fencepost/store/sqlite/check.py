@@ -1,7 +1,7 @@
 """`fencepost check`: does a data folder hold together?
 
 SQLite looks at its pages itself; what must hold in the tables is what must hold in every store
-(`store/checks`). It may run beside a server. The streams, the log and what hangs on them are read
+(`store/check`). It may run beside a server. The streams, the log and what hangs on them are read
 in one transaction, so that what belongs together is seen together; subscriptions follow in another.
 """
 

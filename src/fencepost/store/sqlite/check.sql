@@ -124,7 +124,7 @@ WHERE l.chunk IS NOT NULL
 GROUP BY c.id HAVING count(*) > 1 OR p.committed IS NULL
 
 -- name: parts_without_rows
--- Parts that were committed while some of their chunks are messages of nobody.
+-- Parts that were committed while some of their chunks are in no row of the log.
 SELECT p.txn, p.part, c.id FROM parts p JOIN chunks c ON c.txn = p.txn AND c.part = p.part
 WHERE p.committed IS NOT NULL AND length(c.data) > 0
   AND c.id NOT IN (SELECT chunk FROM log WHERE chunk IS NOT NULL)

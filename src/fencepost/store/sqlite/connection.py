@@ -110,7 +110,7 @@ def fold(connection: apsw.Connection) -> None:
     """Put everything that the write-ahead log holds into the database, both synced.
 
     A killed server may leave commits that it never synced, and the next one cannot tell them from
-    those that it did. Before anybody hears of them they must be on disk.
+    those that it did. They must be on disk before any reader sees them.
     """
     try:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -122,7 +122,7 @@ def fold(connection: apsw.Connection) -> None:
 def make_folder(folder: Path) -> None:
     """Make the data folder so that it is still there after a power loss."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    # Whoever may read the folder may read every stream, so it is its owner's alone.
+    # A user who may read the folder may read every stream, so only its owner may.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in made:
         parent = os.open(path.parent, os.O_RDONLY)
@@ -133,7 +133,7 @@ def make_folder(folder: Path) -> None:
 
 
 def restart_log(connection: apsw.Connection) -> bool:
-    """Let the next commit start the write-ahead log anew; false while somebody reads from it."""
+    """Let the next commit start the write-ahead log anew; false while a reader uses it."""
     connection.set_busy_timeout(RESTART_BUSY_MS_MAX)
     try:
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)

@@ -1,5 +1,5 @@
 -- Reading the global log. Columns are gathered inside SQLite, each into one value: a row of the log
--- becomes a Python object only when somebody formats it. `/*rows*/` stands for one of the sources below.
+-- becomes a Python object only when it is formatted. `/*rows*/` stands for one of the sources below.
 
 -- name: source_scan
 -- All rows in a range, in the order of their positions.

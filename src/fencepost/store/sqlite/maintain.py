@@ -1,4 +1,8 @@
-"""Upkeep of the embedded store: what every store needs, giving space back, folding the log."""
+"""Background jobs of the embedded store: those of every store, and those of its SQLite file.
+
+SQLite needs four more: fold the write-ahead log into the database, give free pages back, index the
+newest Idempotency-Keys, and load the filter of keys.
+"""
 
 from __future__ import annotations
 

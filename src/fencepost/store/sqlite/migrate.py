@@ -1,4 +1,4 @@
-"""The schema of a data folder: looked at without changing it, or brought up to date."""
+"""The schema of a data folder: read its version, or bring it up to date by migrations."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 UPDATE parts SET committed = ? WHERE txn = ? AND part = ? AND committed IS NULL
 
 -- name: abandoned_parts
--- Parts that nobody committed in time.
+-- Parts that were not committed in time.
 SELECT txn, part FROM parts WHERE committed IS NULL AND staged_ms <= ? ORDER BY staged_ms LIMIT ?
 
 -- name: drop_part
@@ -280,7 +280,7 @@ WHERE stream = ? AND kind = 0 AND start_bytes >= ? AND start_bytes < ?
 ORDER BY start_bytes DESC LIMIT 1
 
 -- name: purgeable_streams
--- Deleted streams whose rows nobody may ask the log for any more.
+-- Deleted streams whose rows the log need not keep any more.
 SELECT id FROM streams WHERE state = 2 AND ended_ms <= ? ORDER BY ended_ms LIMIT ?
 
 -- name: purge_producers

@@ -1,4 +1,4 @@
-"""Where principals stand: their rates, their open claims, and what goes to the audit stream.
+"""How fast each principal appends, how many claims it has open, and what is audited.
 
 Rates live in memory and begin anew with the process. Open claims are counted from disk when the
 store opens or a commit failed, and from then on by what is decided. Without authorization nothing
@@ -47,7 +47,7 @@ class Claims:
 
     @property
     def standings(self) -> Standings:
-        """Where everybody stands; the open claims on disk are counted when that is not known."""
+        """Where every principal stands; open claims are counted on disk when that is not known."""
         if not self._known:
             self._count()
         return self._standings
@@ -139,7 +139,7 @@ class Claims:
             self.auditor(event)
 
     def end_all(self, entry: Entry, now_ms: int) -> None:
-        """A stream goes, and the claims on it with it: nobody has abandoned those."""
+        """End the claims on a stream that goes; they do not count as abandoned."""
         if not any(standing.open_claims for standing in self.standings.values()):
             return
         for name in _open_claims(

@@ -1,7 +1,7 @@
-"""Deciding: what every request comes to, with the rules of `protocol` on the ledger's state.
+"""The decider: it applies the rules of `protocol` to each write request and the current state.
 
-Each method decides one request at once and puts what it changes into the open group; making the
-group durable, and answering after that, is the business of the store that owns the decider.
+Each method decides one request at once and puts what the request changes into the open group. The
+store that owns the decider makes the group durable, and answers after that.
 """
 
 from __future__ import annotations

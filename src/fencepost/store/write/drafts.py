@@ -50,8 +50,8 @@ from fencepost.store.write.staging import ROW_BYTES
 class Draft:
     """Appends that are decided together. `entries` are the streams that exist, by their paths.
 
-    Whoever makes the draft has decided which of them have expired: their ends take positions too,
-    and those of the draft are counted from here on.
+    The caller has ended those that have expired before it makes the draft, because their ends take
+    positions too, and the positions of the draft follow them.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class DiskFullError(Exception):
 
 
 class BrokenError(Exception):
-    """The disk failed earlier: nothing is written until somebody has looked at it."""
+    """The disk failed earlier: nothing is written before a restart has looked at it."""
 
 
 _SealedT = TypeVar("_SealedT", bound=Group, contravariant=True)
@@ -178,7 +178,7 @@ class GroupCommit(Generic[GroupT]):
             raise BrokenError
         self._under_way = True
         working = self._loop.run_in_executor(self._thread, work)
-        # Groups wait for the work itself: whoever asked for it may be cancelled, the thread not.
+        # Groups wait for the work itself: the task that asked may be cancelled, the thread cannot.
         working.add_done_callback(self._worked)
         await asyncio.shield(working)
 
@@ -347,7 +347,7 @@ class GroupCommit(Generic[GroupT]):
 
 
 class _CommitError(Exception):
-    """COMMIT, or undoing a failed transaction, went wrong: nobody knows what is on disk."""
+    """COMMIT, or undoing a failed transaction, went wrong: what is on disk is not known."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
@@ -355,7 +355,7 @@ class _CommitError(Exception):
 
 
 def _ignore(_answers: int, _commit_ns: int, _fsync_ns: int) -> None:
-    """Nobody measures."""
+    """Measure nothing."""
 
 
 def _tell(answers: list[tuple[Done, object]], failure: Failure | None) -> None:

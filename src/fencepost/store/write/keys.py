@@ -66,7 +66,7 @@ class KeyLedger:
         return self.key_filter
 
     def reset_keys(self) -> None:
-        """Find out again which keys are not in the index: nobody knows what came to disk."""
+        """Load again which keys are not in the index: after a failed commit that is not known."""
         if self.key_filter is not None:
             self.key_filter.load(self._key_loader.connection.fetch("unindexed_keys"))
 

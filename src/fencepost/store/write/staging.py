@@ -78,7 +78,7 @@ class Staging:
         self._waiting: int | None = None
 
     def reset(self) -> None:
-        """Forget everything that is not on disk; it is counted again when somebody asks."""
+        """Forget everything that is not on disk; the next question counts again."""
         self._waiting = self._next_chunk = None
 
     @property
@@ -166,7 +166,7 @@ class Staging:
         self.waiting_count -= 1
 
     def drop(self, group: StagingGroup, part: Part) -> None:
-        """Drop a part that nobody committed, its chunks in flight included."""
+        """Drop a part that was not committed, also its chunks that are not on disk yet."""
         found = self.find(part)
         if found is None or found.committed is not None:
             return

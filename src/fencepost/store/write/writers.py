@@ -29,7 +29,7 @@ class Writers:
         self._count: int | None = None
 
     def reset(self) -> None:
-        """Forget everything that is not on disk; it is counted again when somebody asks."""
+        """Forget everything that is not on disk; the next question counts again."""
         self._count = None
 
     @property
