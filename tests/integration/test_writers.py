@@ -114,6 +114,26 @@ def test_refusals_say_what_is_known_of_the_writer(wire: Connection) -> None:
     assert wire.ask("GET", f"/v1/stream/{name}").status == 404
 
 
+def test_a_run_that_says_what_it_saw_does_not_end_one_that_began_meanwhile(
+    wire: Connection,
+) -> None:
+    name = fresh()
+
+    first = open_writer(wire, name, after=0)
+    asleep = open_writer(wire, name, after=0)
+    second = open_writer(wire, name, after=1)
+    unknown = open_writer(wire, fresh(), after=1)
+    foreign = open_writer(wire, name, query="r", after=1)
+    wrong = open_writer(wire, name, after=-1)
+
+    assert (first.status, body_of(first)["epoch"]) == (200, 1)
+    assert (asleep.status, code_of(asleep), body_of(asleep)["epoch"]) == (409, "writer_fenced", 1)
+    assert (second.status, body_of(second)["epoch"]) == (200, 2)
+    assert (unknown.status, code_of(unknown)) == (409, "writer_not_found")
+    assert (foreign.status, code_of(foreign)) == (409, "writer_query_changed")
+    assert (wrong.status, code_of(wrong)) == (400, "writer_invalid")
+
+
 def test_another_query_begins_anew_when_that_is_meant(wire: Connection) -> None:
     name = fresh()
     open_writer(wire, name)

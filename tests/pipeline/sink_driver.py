@@ -5,10 +5,14 @@ That Spark does call them so is shown in `test_sink_queries.py`.
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import pyarrow as pa
@@ -42,7 +46,7 @@ class Driver:
 
     def restarted(self) -> Driver:
         """The same query in a new process: another run, another scratch folder."""
-        other = Driver.__new__(Driver)
+        other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.run = str(uuid4())
         return other
@@ -63,6 +67,46 @@ class Driver:
 
     def write(self, batch: int, *partitions: list[Any]) -> None:
         self.writer().commit(list(self.stage(batch, *partitions)), batch)
+
+
+class LocalDriver(Driver):
+    """A driver with a scratch folder of its own, and the checkpoint in a folder of its machine."""
+
+    def __init__(self, server: ServerProcess, folder: Path, **options: str) -> None:
+        super().__init__(server, folder, **options)
+        checkpoint = folder / "checkpoint"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "metadata").write_text(json.dumps({"id": self.query}))
+        self.options["checkpointLocation"] = checkpoint.as_uri()
+        self.scratch = self._new_scratch()
+
+    def restarted(self) -> LocalDriver:
+        """The same query in a new driver."""
+        other = self.rerun()
+        other.scratch = self._new_scratch()
+        return other
+
+    def rerun(self) -> LocalDriver:
+        """The same query, started again in the same driver."""
+        other = super().restarted()
+        assert isinstance(other, LocalDriver)
+        return other
+
+    def stage(self, batch: int, *partitions: list[Any], writer: Any = None) -> list[TaskWritten]:
+        with self._environment():
+            return super().stage(batch, *partitions, writer=writer)
+
+    def commit(self, staged: list[TaskWritten], batch: int) -> None:
+        with self._environment():
+            self.writer().commit(list(staged), batch)
+
+    def _new_scratch(self) -> Path:
+        made = self.folder / f"scratch-{uuid4()}"
+        made.mkdir()
+        return made
+
+    def _environment(self) -> AbstractContextManager[Any]:
+        return patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(self.scratch)})
 
 
 def rows_of(rows: list[Any]) -> Iterator[pa.RecordBatch]:

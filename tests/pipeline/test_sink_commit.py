@@ -15,8 +15,8 @@ from fencepost.pipeline.errors import (
     NewCheckpointError,
     ReplayMismatchError,
 )
-from tests.pipeline.sink_driver import Driver, parts_waiting
-from tests.pipeline.sink_support import messages
+from tests.pipeline.sink_driver import Driver, LocalDriver, parts_waiting
+from tests.pipeline.sink_support import messages, waiting_parts
 from tests.serving import ServerProcess
 
 
@@ -85,13 +85,14 @@ def test_a_replay_that_was_planned_before_its_batch_was_published_is_a_duplicate
 ) -> None:
     """The first run commits while the second one's tasks are on; then the second commits."""
     first = Driver(server, tmp_path, stream=name)
+    first.write(0, ["0"])
     second = first.restarted()
-    staged = second.stage(0, ["2", "1"])
-    first.write(0, ["1", "2"])
+    staged = second.stage(1, ["2", "1"])
+    first.write(1, ["1", "2"])
 
-    second.writer().commit(staged, 0)
+    second.writer().commit(staged, 1)
 
-    assert messages(server.url, name) == [1, 2]
+    assert messages(server.url, name) == [0, 1, 2]
     assert not caplog.records
     assert parts_waiting(server, staged) == [False], "what was uploaded in vain is dropped"
 
@@ -249,8 +250,126 @@ def test_a_replay_whose_record_was_removed_meanwhile_is_not_taken_for_an_empty_b
     with fencepost.connect(server.url) as client:
         client.forget_writer(name)
 
-    with pytest.raises(ForgottenWriterError, match="the batch is written"):
+    with pytest.raises(ForgottenWriterError, match="nothing of this batch was written"):
         again.writer().commit(staged, 0)
     again.restarted().write(0, ["1"])
 
     assert messages(server.url, name) == [1, 1], "a deleted writer begins anew"
+
+
+# The fence: a run takes its epoch before its first task uploads.
+
+
+def epoch_of(server: ServerProcess, name: str) -> int:
+    with fencepost.connect(server.url) as client:
+        return client.writer(name).epoch
+
+
+def test_a_run_takes_its_epoch_before_its_first_upload(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    driver = LocalDriver(server, tmp_path, stream=name)
+
+    staged = driver.stage(0, ["1"])
+    assert epoch_of(server, name) == 1
+    driver.commit(staged, 0)
+    driver.commit(driver.stage(1, ["2"]), 1)
+
+    assert epoch_of(server, name) == 1, "all batches of a run share its epoch"
+    assert messages(server.url, name) == [1, 2]
+
+
+def test_a_driver_that_slept_between_upload_and_commit_loses_to_one_that_has_only_started(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    old = LocalDriver(server, tmp_path, stream=name)
+    asleep = old.stage(0, ["1"])
+    new = old.restarted()
+    planned = new.stage(0, ["1"])
+
+    with pytest.raises(FencedRunError, match=r"epoch 2"):
+        old.commit(asleep, 0)
+    new.commit(planned, 0)
+    new.commit(new.stage(1, ["2"]), 1)
+
+    assert messages(server.url, name) == [1, 2]
+
+
+def test_a_driver_that_slept_between_its_look_and_its_start_loses_and_the_new_one_lives(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    old = LocalDriver(server, tmp_path, stream=name)
+    looked = old.writer()
+    new = old.restarted()
+    new.commit(new.stage(0, ["1"]), 0)
+    waiting = waiting_parts(server.data)
+
+    with pytest.raises(FencedRunError):
+        old.stage(0, ["1"], writer=looked)
+    new.commit(new.stage(1, ["2"]), 1)
+
+    assert waiting_parts(server.data) == waiting, "the old one uploaded nothing"
+    assert messages(server.url, name) == [1, 2]
+
+
+def test_a_driver_that_slept_between_batches_is_refused_before_it_uploads(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    old = LocalDriver(server, tmp_path, stream=name)
+    old.commit(old.stage(0, ["1"]), 0)
+    new = old.restarted()
+    new.commit(new.stage(1, ["2"]), 1)
+    waiting = waiting_parts(server.data)
+
+    with pytest.raises(FencedRunError):
+        old.stage(1, ["2"])
+    new.commit(new.stage(2, ["3"]), 2)
+
+    assert waiting_parts(server.data) == waiting
+    assert messages(server.url, name) == [1, 2, 3]
+
+
+def test_a_query_that_is_started_again_by_a_driver_that_was_fenced_takes_over(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    old = LocalDriver(server, tmp_path, stream=name)
+    old.commit(old.stage(0, ["1"]), 0)
+    new = old.restarted()
+    new.commit(new.stage(1, ["2"]), 1)
+
+    again = old.rerun()
+    again.commit(again.stage(2, ["3"]), 2)
+
+    with pytest.raises(FencedRunError):
+        new.commit(new.stage(3, ["4"]), 3)
+    assert messages(server.url, name) == [1, 2, 3]
+
+
+def test_a_query_with_a_checkpoint_elsewhere_loses_to_a_run_that_began_since_it_planned(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    """The query id is not known before the tasks: the first commit takes the epoch."""
+    old = Driver(server, tmp_path, stream=name, checkpointLocation="s3a://elsewhere/checkpoint")
+    asleep = old.stage(0, ["1"])
+    new = old.restarted()
+    new.write(0, ["1"])
+
+    with pytest.raises(FencedRunError):
+        old.writer().commit(asleep, 0)
+    new.write(1, ["2"])
+
+    assert messages(server.url, name) == [1, 2]
+
+
+def test_a_second_query_under_the_same_name_does_not_end_the_run_of_the_first(
+    server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    first = LocalDriver(server, tmp_path / "first", stream=name)
+    first.commit(first.stage(0, ["1"]), 0)
+    second = LocalDriver(server, tmp_path / "second", stream=name)
+
+    with pytest.raises(NewCheckpointError):
+        second.stage(0, ["9"])
+    first.commit(first.stage(1, ["2"]), 1)
+
+    assert messages(server.url, name) == [1, 2]

@@ -144,6 +144,22 @@ def test_a_row_that_is_not_json_fails_the_query_by_its_number(query: Query) -> N
     assert query.output() == []
 
 
+def test_a_run_has_its_epoch_before_its_first_batch_is_written(
+    query: Query, server: ServerProcess
+) -> None:
+    """The first batch fails in its tasks, so that no commit can have taken the epoch."""
+    query.feed(1)
+
+    with pytest.raises(PySparkException, match="value is not JSON"):
+        query.run(lambda rows: rows.select(F.lit("no").alias("value")))
+    with fencepost.connect(server.url) as client:
+        begun = client.writer(query.options["stream"])
+    query.run()
+
+    assert (begun.epoch, begun.batch) == (1, None)
+    assert query.output() == [1]
+
+
 def test_writes_of_a_batch_are_replayed_each_by_its_name(
     query: Query, server: ServerProcess
 ) -> None:

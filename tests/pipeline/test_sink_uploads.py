@@ -70,14 +70,15 @@ def test_a_replay_is_known_although_its_parts_are_gone(
     server: ServerProcess, tmp_path: Path, name: str
 ) -> None:
     driver = Driver(server, tmp_path, stream=name)
+    driver.write(0, ["0"])
     again = driver.restarted()
-    staged = again.stage(0, ["1"])
-    driver.write(0, ["1"])
+    staged = again.stage(1, ["1"])
+    driver.write(1, ["1"])
     assert parts_waiting(server, staged) == [True]
 
-    again.writer().commit(staged, 0)
+    again.writer().commit(staged, 1)
 
-    assert messages(server.url, name) == [1]
+    assert messages(server.url, name) == [0, 1]
 
 
 def test_a_task_that_fails_drops_its_own_uploads(

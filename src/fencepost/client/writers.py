@@ -20,10 +20,11 @@ _ROOT = "/v1/writers/"
 
 
 def open_writer(
-    settings: ClientSettings, name: str, query: str, *, allow_new: bool
+    settings: ClientSettings, name: str, query: str, *, allow_new: bool, after: int | None = None
 ) -> Operation[WriterInfo]:
     """Begin a run. An attempt whose answer was lost began one too, which no program uses."""
-    body = msgspec.json.encode({"query": query, "allow_new": allow_new})
+    asked = {"query": query, "allow_new": allow_new}
+    body = msgspec.json.encode(asked if after is None else {**asked, "after": after})
     request = Request("POST", target_of(_ROOT + name), (("Content-Type", JSON),), body)
     answer = yield from exchange(settings, request, Kind.WRITE)
     return decoded(answer.response, WriterInfo)

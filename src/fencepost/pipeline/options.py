@@ -23,7 +23,7 @@ _SIZE = re.compile(r"(\d{1,16})([kmg]?)b?", re.ASCII)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE = ("true", "false")
 _SECRET = ("token",)
-_FROM_SPARK = ("checkpointlocation", "queryname")
+_FROM_SPARK = ("checkpointLocation", "queryName")
 """Options that Spark itself adds to those of a stream."""
 
 
@@ -32,7 +32,7 @@ class Options:
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
-        self._asked: dict[str, str] = {name: name for name in _FROM_SPARK}
+        self._asked: dict[str, str] = {name.lower(): name for name in _FROM_SPARK}
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._given

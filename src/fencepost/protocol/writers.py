@@ -39,6 +39,9 @@ class WriterOpen(NamedTuple):
     principal: str = ""
     overrides: bool = False
     """Sent by an administrator: the writer need not be theirs."""
+    after: int | None = None
+    """Begin only if the writer still has this epoch, 0 if there was no writer: a process that was
+    asleep since it asked for the epoch must not end a run that began meanwhile."""
 
 
 class WriterBatch(NamedTuple):
@@ -101,25 +104,29 @@ class WriterForgotten(NamedTuple):
 
 
 WriterRefusal = WriterMissing | WriterHeld | WriterQueryChanged | WriterFenced
-WriterOpenOutcome = WriterOpened | WriterHeld | WriterQueryChanged | WritersFull
+WriterOpenOutcome = WriterOpened | WriterRefusal | WritersFull
 WriterForgetOutcome = WriterForgotten | WriterMissing
 
 
 def decide_writer_open(
     current: Writer | None, request: WriterOpen, *, now_ms: int
-) -> WriterOpened | WriterHeld | WriterQueryChanged:
+) -> WriterOpened | WriterRefusal:
     """What becomes of a writer when a run is opened. Every run has an epoch of its own."""
     if current is None:
+        if request.after:
+            return WriterMissing()
         return WriterOpened(
             Writer(request.name, request.principal, request.query, 1, None, None, now_ms, now_ms)
         )
     if not may_use(current, request.principal, overrides=request.overrides):
         return WriterHeld()
     opened = current._replace(epoch=current.epoch + 1, opened_ms=now_ms, updated_ms=now_ms)
+    if current.query != request.query and not request.allow_new:
+        return WriterQueryChanged(current.query, current.batch)
+    if request.after is not None and request.after != current.epoch:
+        return WriterFenced(current.epoch)
     if current.query == request.query:
         return WriterOpened(opened)
-    if not request.allow_new:
-        return WriterQueryChanged(current.query, current.batch)
     return WriterOpened(opened._replace(query=request.query, batch=None, digest=None))
 
 

@@ -84,13 +84,19 @@ class AsyncClient:
         """The writers whose names match a pattern, in the order of names."""
         return self._pages("writers", WriterInfo, {"match": match})
 
-    async def open_writer(self, name: str, query: str, *, allow_new: bool = False) -> WriterInfo:
+    async def open_writer(
+        self, name: str, query: str, *, allow_new: bool = False, after: int | None = None
+    ) -> WriterInfo:
         """Begin a run of a writer, which ends every run before it, and learn how far it came.
 
-        A name is bound to one query; with `allow_new` another one may take it over.
+        A name is bound to one query; with `allow_new` another one may take it over. With `after`,
+        the run begins only if the writer still has this epoch (0: there is no writer yet), and is
+        refused with `WriterFencedError` if another run began since.
         """
         return await self._driver.run(
-            writers.open_writer(self._driver.settings, name, query, allow_new=allow_new)
+            writers.open_writer(
+                self._driver.settings, name, query, allow_new=allow_new, after=after
+            )
         )
 
     async def writer(self, name: str) -> WriterInfo:

@@ -27,20 +27,24 @@ from fencepost.client.errors import (
     ResponseError,
     StreamNotFoundError,
     UnauthorizedError,
+    WriterNotFoundError,
 )
 from fencepost.client.results import WriterInfo
 from fencepost.client.settings import NO_RETRIES
 from fencepost.pipeline.connection import warn_of_waiting
 from fencepost.pipeline.errors import MissingStreamError, without_traceback
 from fencepost.pipeline.sink.chunks import Chunk, Chunks
-from fencepost.pipeline.sink.commit import TaskWritten, abort_written, commit_written
+from fencepost.pipeline.sink.commit import TaskWritten, abort_written, commit_written, start_run
 from fencepost.pipeline.sink.identity import (
     BATCH_PROPERTY,
     JOB_PREFIX,
     QUERY_PROPERTY,
     RUN_PROPERTY,
+    Identity,
     Place,
+    Start,
     check_known,
+    fenced_run,
     identity_of,
 )
 from fencepost.pipeline.sink.options import SinkOptions, sink_options
@@ -53,30 +57,50 @@ WRITE_BYTES = 8
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
     """The writer of `df.write`, in a batch or inside foreachBatch."""
     options = sink_options(given, schema, overwrite, streaming=False)
-    return BatchWriter(Sink(options, look_up(options, streaming=False), streaming=False))
+    return BatchWriter(Sink(options, *look_up(options, streaming=False), streaming=False))
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
     """The writer of `df.writeStream`."""
     options = sink_options(given, schema, overwrite, streaming=True)
-    return StreamWriter(Sink(options, look_up(options, streaming=True), streaming=True))
+    return StreamWriter(Sink(options, *look_up(options, streaming=True), streaming=True))
 
 
 class Sink:
     """One write: the state that both kinds of writer share and that travels to the executors."""
 
-    def __init__(self, options: SinkOptions, known: WriterInfo | None, *, streaming: bool) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        known: WriterInfo | None,
+        epoch: int | None,
+        *,
+        streaming: bool,
+    ) -> None:
         self.options = options
         self.known = known
+        self.start = Start(epoch, None if known is None else known.batch)
+        self._is_planned = not streaming
         self.streaming = streaming
         # A streaming query writes a batch once in a run; inside foreachBatch, every `save()` is
         # another write.
         self.write = "stream" if streaming else secrets.token_hex(WRITE_BYTES)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark pickles a writer when it has planned a batch and sends it to the tasks. It makes
+        # another one for the commit, which is never pickled. So this is the only moment that
+        # comes before the first upload: here the run takes its epoch.
+        if not self._is_planned:
+            self._is_planned = True
+            self.start = start_run(self.options, self.known, self.start.epoch)
+        return self.__dict__
+
     def stage(self, batches: Iterator[pa.RecordBatch], place: Place) -> TaskWritten:
         """On an executor: upload the rows of one partition."""
         options = self.options
         identity = identity_of(options, place, streaming=self.streaming, write=self.write)
+        if identity is not None:
+            self._refuse_if_fenced(identity)
         published = identity is not None and check_known(
             self.known, identity, allow_new=options.allow_new
         )
@@ -96,8 +120,21 @@ class Sink:
                     drop(options.connection, uploads.parts())
                     raise
         return TaskWritten(
-            place.partition, identity, parts, chunks.sums, chunks.payload_bytes, published
+            place.partition,
+            identity,
+            parts,
+            chunks.sums,
+            chunks.payload_bytes,
+            self.start,
+            published,
         )
+
+    def _refuse_if_fenced(self, identity: Identity) -> None:
+        """Raise if the driver found at its planning that a newer run writes now."""
+        if self.start.fenced_by is not None:
+            raise fenced_run(identity, self.start.fenced_by)
+        if self.start.ended_run == identity.run:
+            raise fenced_run(identity, self.start.epoch)
 
     def commit(self, messages: Sequence[Any], batch: int | None = None) -> None:
         """On the driver, after every task has succeeded: publish."""
@@ -163,8 +200,10 @@ def current_place() -> Place:
     )
 
 
-def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
-    """What the server knows of this writer before the tasks begin; None if it does not answer.
+def look_up(options: SinkOptions, *, streaming: bool) -> tuple[WriterInfo | None, int | None]:
+    """What the server knows of this writer before the tasks begin, and the writer's epoch.
+
+    The epoch is 0 when there is no writer yet, and None when the server does not answer.
 
     With it tasks refuse a new checkpoint before they upload anything, and need not upload a batch
     that was published; a missing token or grant shows here as well. The commit decides anew in any
@@ -179,7 +218,12 @@ def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
                 # A principal that may append need not be allowed to read.
                 with contextlib.suppress(ForbiddenError):
                     client.stream(options.stream).head()
-            return None if name is None else client.writer(name)
+            if name is None:
+                return None, None
+            known = client.writer(name)
+            return known, known.epoch
+        except WriterNotFoundError:
+            return None, 0
         except StreamNotFoundError:
             raise MissingStreamError(
                 f"there is no stream {options.stream!r}: make it, or set autoCreate to true"
@@ -188,9 +232,9 @@ def look_up(options: SinkOptions, *, streaming: bool) -> WriterInfo | None:
             raise
         except ConnectionFailedError as error:
             warn_of_waiting(options.connection, error)
-            return None
+            return None, None
         except ResponseError:
-            return None
+            return None, None
 
 
 def _chunks(

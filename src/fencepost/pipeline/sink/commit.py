@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from fencepost.client.errors import (
+    ConnectionFailedError,
     PartError,
     ResponseError,
     StreamNotFoundError,
@@ -24,11 +26,10 @@ from fencepost.client.errors import (
     WriterQueryChangedError,
 )
 from fencepost.client.operations import CommitAppend, WriterBatch
-from fencepost.client.results import Committed
+from fencepost.client.results import Committed, WriterInfo
 from fencepost.client.sync import Client
 from fencepost.pipeline.errors import (
     CommitTooLargeError,
-    FencedRunError,
     ForgottenWriterError,
     MissingStreamError,
     ReplayMismatchError,
@@ -38,11 +39,18 @@ from fencepost.pipeline.errors import (
 )
 from fencepost.pipeline.sink.chunks import RowSum, digest_text, merged
 from fencepost.pipeline.sink.identity import (
+    JOB_PREFIX,
     Identity,
+    Note,
     RunFile,
+    Start,
+    checkpoint_query,
+    fenced_run,
     new_checkpoint,
     notes_folder,
+    own_folder,
     run_file,
+    start_file,
 )
 from fencepost.pipeline.sink.options import SinkOptions
 from fencepost.pipeline.sink.upload import StagedPart, drop
@@ -69,6 +77,7 @@ class TaskWritten(WriterCommitMessage):
     parts: list[StagedPart]
     sums: dict[str, RowSum]
     payload_bytes: int
+    start: Start
     published: bool
     """The batch was known to be published when it was planned, so that nothing was uploaded."""
 
@@ -99,6 +108,7 @@ def commit_written(
                 appends,
                 sums,
                 write=write,
+                start=ordered[0].start,
                 published=any(message.published for message in ordered),
             )
             if not new:
@@ -154,6 +164,7 @@ def _commit_as(
     sums: Mapping[str, RowSum],
     *,
     write: str,
+    start: Start,
     published: bool,
 ) -> bool:
     """Whether the batch was published now, and not before."""
@@ -167,7 +178,7 @@ def _commit_as(
                 " repetition of the first"
             )
         if note.epoch is None:
-            _open(client, options, identity, file)
+            _take_epoch(client, options, identity, file, start)
         assert note.epoch is not None
         batch = WriterBatch(
             name=identity.name,
@@ -189,12 +200,70 @@ def _commit_as(
     return new
 
 
-def _open(client: Client, options: SinkOptions, identity: Identity, file: RunFile) -> None:
-    """The first batch of a run takes the next epoch, which ends every run before it."""
-    opened = client.open_writer(identity.name, identity.query, allow_new=options.allow_new)
-    file.note.epoch = opened.epoch
+def start_run(options: SinkOptions, known: WriterInfo | None, epoch: int | None) -> Start:
+    """Take the epoch of a run before its first tasks begin, which ends every run before it.
+
+    Spark does not tell the driver's side of a sink which query and run it plans for. The query id
+    is in the checkpoint, if that is a folder of this machine; where it is not, the first commit
+    takes the epoch, provided that no other run has begun since this moment. `epoch` is that of
+    `known`, 0 without a writer, None when the server did not answer.
+    """
+    name = options.sink_name or options.stream
+    query, folder = checkpoint_query(options.checkpoint), own_folder()
+    batch = known.batch if known is not None and known.query == query else None
+    start = Start(epoch, batch)
+    if name is None or epoch is None or query is None or folder is None:
+        return start
+    if known is not None and known.query != query and not options.allow_new:
+        return start  # the tasks refuse the new checkpoint
+    with (
+        start_file(folder, options.connection.url, name) as file,
+        options.connection.client() as client,
+    ):
+        note = file.note
+        if note.epoch is not None and note.query == query:
+            if note.run is not None and note.epoch < epoch:
+                return replace(start, ended_run=note.run)
+            if note.run is not None or note.epoch == epoch:
+                return start
+        try:
+            opened = client.open_writer(name, query, allow_new=options.allow_new, after=epoch)
+        except WriterFencedError as error:
+            return replace(start, fenced_by=error.epoch)
+        except (ConnectionFailedError, ResponseError) as error:
+            log.debug("the first commit will take the epoch: %s", error)
+            return start
+        file.note = Note(epoch=opened.epoch, query=query)
+        file.save()
+        return replace(start, epoch=opened.epoch)
+
+
+def _take_epoch(
+    client: Client, options: SinkOptions, identity: Identity, file: RunFile, start: Start
+) -> None:
+    """The epoch of a run that commits for the first time: the one of its start, or a new one."""
+    folder = own_folder()
+    taken, reached = None, start.batch
+    with (
+        start_file(folder, options.connection.url, identity.name)
+        if folder is not None
+        else nullcontext()
+    ) as first:
+        if first is not None and _is_start(first.note, identity, start):
+            taken = first.note.epoch
+        if taken is None:
+            # A job has one batch, which is published once: there is nothing to fence.
+            after = None if identity.name.startswith(JOB_PREFIX) else start.epoch
+            opened = client.open_writer(
+                identity.name, identity.query, allow_new=options.allow_new, after=after
+            )
+            taken, reached = opened.epoch, opened.batch
+        if first is not None:
+            first.note = Note(epoch=taken, query=identity.query, run=identity.run)
+            first.save()
+    file.note.epoch = taken
     file.save()
-    if opened.batch is not None and identity.batch < opened.batch:
+    if reached is not None and identity.batch < reached:
         log.warning(
             "the checkpoint of query %s is behind: it goes on with batch %d, and sink %r has"
             " published up to batch %d. Batches up to that one are taken as written; if the"
@@ -202,8 +271,13 @@ def _open(client: Client, options: SinkOptions, identity: Identity, file: RunFil
             identity.query,
             identity.batch,
             identity.name,
-            opened.batch,
+            reached,
         )
+
+
+def _is_start(note: Note, identity: Identity, start: Start) -> bool:
+    """Whether a note is of the start that this batch was planned in, and no run has used it."""
+    return note.query == identity.query and note.run is None and note.epoch == start.epoch
 
 
 def _replay(
@@ -263,7 +337,7 @@ def _explained(
         case WriterQueryChangedError() if identity is not None:
             return new_checkpoint(identity, error.query, error.batch)
         case WriterFencedError() if identity is not None:
-            return _fenced(identity, error.epoch)
+            return fenced_run(identity, error.epoch)
         case WriterNotFoundError() if identity is not None:
             return ForgottenWriterError(
                 f"the record of sink {identity.name!r} was removed while the query ran: nothing of"
@@ -283,11 +357,3 @@ def _explained(
             )
         case _:
             return error if stream is None else SinkError(f"stream {stream!r}: {error}")
-
-
-def _fenced(identity: Identity, epoch: int | None) -> FencedRunError:
-    return FencedRunError(
-        f"another run of sink {identity.name!r} has begun since (epoch {epoch}): batch"
-        f" {identity.batch} of this one was not written. If that was not on purpose, see that only"
-        " one driver runs this query"
-    )

@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from fencepost.client.results import WriterInfo
-from fencepost.pipeline.errors import NewCheckpointError, OptionError, SinkError
+from fencepost.pipeline.errors import FencedRunError, NewCheckpointError, OptionError, SinkError
 from fencepost.pipeline.sink.options import SinkOptions
 
 QUERY_PROPERTY = "sql.streaming.queryId"
@@ -116,6 +117,15 @@ def check_known(known: WriterInfo | None, identity: Identity, *, allow_new: bool
     return known.batch is not None and identity.batch <= known.batch
 
 
+def fenced_run(identity: Identity, epoch: int | None) -> FencedRunError:
+    """The error that a newer run writes now."""
+    return FencedRunError(
+        f"another run of sink {identity.name!r} has begun since (epoch {epoch}): batch"
+        f" {identity.batch} of this one was not written. If that was not on purpose, see that only"
+        " one driver runs this query"
+    )
+
+
 def new_checkpoint(identity: Identity, query: str | None, batch: int | None) -> NewCheckpointError:
     """The error that the name belongs to another query."""
     reached = "no batch yet" if batch is None else f"batch {batch}"
@@ -131,10 +141,27 @@ def new_checkpoint(identity: Identity, query: str | None, batch: int | None) -> 
 SCRATCH_VARIABLE = "SPARK_LOCAL_DIRS"
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the driver knew of its writer when it planned a batch; tasks carry it to the commit."""
+
+    epoch: int | None = None
+    """The writer's epoch then; 0 without a writer, None when the server did not answer."""
+    batch: int | None = None
+    """The last batch that was published then."""
+    ended_run: str | None = None
+    """A run of this driver that a run of another driver has replaced since."""
+    fenced_by: int | None = None
+    """The epoch of a run that began just before this one was to begin."""
+
+
 class Note(msgspec.Struct):
     """A run of one writer."""
 
     epoch: int | None = None
+    query: str | None = None
+    run: str | None = None
+    """In the note of a start: the run that took the epoch over; None before its first commit."""
     batch: int | None = None
     """The last batch that this run committed or found committed."""
     write: str | None = None
@@ -159,15 +186,24 @@ class RunFile:
         os.ftruncate(self._descriptor, len(data))
 
 
-@contextmanager
-def run_file(folder: Path, url: str, identity: Identity) -> Iterator[RunFile]:
+def run_file(folder: Path, url: str, identity: Identity) -> AbstractContextManager[RunFile]:
     """The note about `identity`'s run at the server `url`, and the right to change it."""
+    return _note_file(folder, (url, identity.name, identity.run))
+
+
+def start_file(folder: Path, url: str, name: str) -> AbstractContextManager[RunFile]:
+    """The note about the newest start of a sink by this driver: its epoch, and its run."""
+    return _note_file(folder, (url, name))
+
+
+@contextmanager
+def _note_file(folder: Path, about: tuple[str, ...]) -> Iterator[RunFile]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise SinkError(
             f"{folder} belongs to another user: set spark.local.dir to a folder of your own"
         )
-    named = hashlib.sha256("\0".join((url, identity.name, identity.run)).encode()).hexdigest()
+    named = hashlib.sha256("\0".join(about).encode()).hexdigest()
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(folder / f"{named}.json", flags, 0o600)
     try:
@@ -181,8 +217,28 @@ def run_file(folder: Path, url: str, identity: Identity) -> Iterator[RunFile]:
 
 def notes_folder(environment: dict[str, str] | None = None) -> Path:
     """Where this driver keeps its notes."""
+    own = own_folder(environment)
+    return own or Path(tempfile.gettempdir()) / f"fencepost-runs-{os.getuid()}"
+
+
+def own_folder(environment: dict[str, str] | None = None) -> Path | None:
+    """The folder for notes that no other driver has, if Spark says where its scratch folder is."""
     found = os.environ if environment is None else environment
     for scratch in found.get(SCRATCH_VARIABLE, "").split(","):
         if scratch and Path(scratch).is_dir():
             return Path(scratch) / "fencepost-runs"
-    return Path(tempfile.gettempdir()) / f"fencepost-runs-{os.getuid()}"
+    return None
+
+
+def checkpoint_query(checkpoint: str | None) -> str | None:
+    """The query id in a checkpoint that is a folder of this machine; None where it is elsewhere.
+
+    Spark writes it before the first batch of a query is planned.
+    """
+    place = (checkpoint or "").removeprefix("file://").removeprefix("file:")
+    if not place or "://" in place:
+        return None
+    try:
+        return str(json.loads(Path(place, "metadata").read_text())["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -45,6 +45,8 @@ class SinkOptions:
     stream: str | None
     """The only target, or None when a column names the targets."""
     sink_name: str | None
+    checkpoint: str | None
+    """The option `checkpointLocation` of a streaming write, if it was given."""
     format: str
     content_type: str
     auto_create: bool
@@ -98,6 +100,7 @@ def sink_options(
         connection=connection_of(options),
         stream=stream,
         sink_name=sink_name,
+        checkpoint=options.text("checkpointLocation") if streaming else None,
         format=kind,
         content_type=content_type,
         auto_create=options.flag("autoCreate", False),

@@ -56,6 +56,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 class _OpenBody(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     allow_new: bool = False
+    after: int | None = None
 
 
 _OPEN = msgspec.json.Decoder(_OpenBody)
@@ -119,12 +120,15 @@ class Writers:
             raise bad("writer_invalid", "the body is not UTF-8") from None
         except RecursionError:
             raise bad("writer_invalid", "the body is nested too deeply") from None
+        if body.after is not None and not 0 <= body.after <= parsing.INTEGER_MAX:
+            raise bad("writer_invalid", "after is an epoch: an integer from 0 to 2^53-1")
         opening = WriterOpen(
             name,
             _query(body.query, "query", self._limits),
             body.allow_new,
             access.name_of(request.principal),
             access.overrides(request.principal),
+            body.after,
         )
         answered: asyncio.Future[WriterOpenOutcome | Failure] = _future()
         self._store.open_writer(opening, lambda outcome: _resolve(answered, outcome))
@@ -210,8 +214,8 @@ def _opened(outcome: WriterOpenOutcome | Failure) -> Response:
     match outcome:
         case WriterOpened(writer):
             return _json(shown(writer))
-        case WriterHeld() | WriterQueryChanged():
-            return refusal(outcome)
+        case WriterHeld() | WriterQueryChanged() | WriterFenced() | WriterMissing():
+            return refusal(outcome, missing_status=409)
         case WritersFull(writers_max):
             return refused(
                 429,
