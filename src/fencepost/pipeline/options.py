@@ -20,6 +20,8 @@ from fencepost.pipeline.errors import OptionError
 from fencepost.protocol.globs import ANY, BadGlob, parse_glob
 
 _SIZE = re.compile(r"(\d{1,16})([kmg]?)b?", re.ASCII)
+_DURATION = re.compile(r"(\d{1,9})\s*(ms|s|m|min|h|d)", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE = ("true", "false")
 _SECRET = ("token",)
@@ -89,6 +91,17 @@ class Options:
         milliseconds = self.integer(name, default_ms, least=1, most=86_400_000)
         assert milliseconds is not None
         return milliseconds / 1000
+
+    def duration(self, name: str, default_ms: int) -> float:
+        """A time with its unit, as Spark's own options have it, in seconds."""
+        value = self.text(name)
+        if value is None:
+            return default_ms / 1000
+        found = _DURATION.fullmatch(value.strip().lower())
+        seconds = int(found[1]) * _SECONDS[found[2]] if found else 0.0
+        if not 0.001 <= seconds <= 86_400:
+            raise self.refusal(name, "a time from 1ms to 1d, such as 500ms, 30s, 15m or 1h")
+        return seconds
 
     def size(self, name: str) -> int | None:
         """A number of bytes, with k, m or g for powers of 1024."""

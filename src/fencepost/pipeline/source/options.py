@@ -7,6 +7,8 @@
 | `startingTimestamp` | yes | yes | the first time to read |
 | `endingPosition`, `endingTimestamp` | yes | | the last position; the first time not to read |
 | `maxRowsPerTrigger`, `maxBytesPerTrigger` | | yes | how much a micro-batch takes |
+| `minRowsPerTrigger` | | yes | how many rows a micro-batch waits for |
+| `maxTriggerDelay` | | yes | how long it waits for them |
 | `minPartitions` | yes | yes | at least so many tasks |
 | `failOnDataLoss` | yes | yes | whether rows that are gone are an error |
 | `waitMs` | | yes | how long an idle trigger waits for news |
@@ -35,7 +37,15 @@ _INSTANT = "a time like 2026-11-16T15:00:00Z, or milliseconds since 1970"
 _HINTS = {
     "path": ": streams are named by the option stream, streams or match; load() takes no path"
 }
-_STREAM_ONLY = ("maxRowsPerTrigger", "maxBytesPerTrigger", "waitMs")
+_STREAM_ONLY = (
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "minRowsPerTrigger",
+    "maxTriggerDelay",
+    "waitMs",
+)
+DELAY_MS_DEFAULT = 15 * 60 * 1_000
+"""As Spark's source for Kafka has it."""
 _BATCH_ONLY = ("endingPosition", "endingTimestamp")
 
 
@@ -65,6 +75,9 @@ class SourceOptions:
     end: Bound
     rows_max: int | None
     bytes_max: int | None
+    rows_min: int | None
+    delay_seconds_max: float
+    """How long rows wait until there are `rows_min` of them."""
     partitions_min: int
     fail_on_data_loss: bool
     wait_seconds: float
@@ -84,6 +97,8 @@ def source_options(
         end=_end(options),
         rows_max=options.integer("maxRowsPerTrigger", least=1, most=POSITION_MAX),
         bytes_max=options.size("maxBytesPerTrigger"),
+        rows_min=options.integer("minRowsPerTrigger", least=1, most=POSITION_MAX),
+        delay_seconds_max=options.duration("maxTriggerDelay", DELAY_MS_DEFAULT),
         partitions_min=options.integer("minPartitions", 1, least=1, most=PARTITIONS_MAX) or 1,
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         wait_seconds=options.seconds("waitMs", 1_000),
@@ -97,6 +112,10 @@ def source_options(
             if name in options:
                 kind, other = ("readStream", "read") if streaming else ("read", "readStream")
                 raise OptionError(f"option {name} is for {other}, not for {kind}: leave it out")
+    if found.rows_min is None and "maxTriggerDelay" in options:
+        raise OptionError("option maxTriggerDelay needs minRowsPerTrigger: how many to wait for")
+    if found.rows_min is not None and found.rows_min > (found.rows_max or found.rows_min):
+        raise options.refusal("minRowsPerTrigger", f"at most maxRowsPerTrigger ({found.rows_max})")
     start, end = found.start.position, found.end.position
     if start is not None and end is not None and end < start:
         raise options.refusal("endingPosition", f"at least startingPosition ({start + 1})")

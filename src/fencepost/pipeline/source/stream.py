@@ -74,6 +74,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lost: set[int] = set()
         """Positions of the newest rows that were gone, as plans found them."""
         self._moved_seconds = time.monotonic()
+        self._few_since: float | None = None
+        """Since when there have been rows, but fewer than `minRowsPerTrigger`."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors read with clients of their own.
@@ -127,10 +129,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if plan.rows == 0 and self._target is None:
             self._wait(self._empty.until)
             plan = self._plan(after, limit)
+        if self._is_too_few(plan):
+            self._wait(plan.until)
+            plan = self._plan(after, limit)
+            if self._is_too_few(plan):
+                return start
+        self._few_since = None
         if plan.rows == 0 and not self._is_time_to_move(plan.until - after):
             return start
         self._moved_seconds = time.monotonic()
         return {"position": plan.until}
+
+    def _is_too_few(self, plan: Plan) -> bool:
+        """Whether rows should wait for more of them (`minRowsPerTrigger`, `maxTriggerDelay`)."""
+        rows_min = self._options.rows_min
+        # A plan that ends before the head was cut by a limit: there is more than it holds.
+        is_all = plan.until >= plan.head
+        if rows_min is None or self._target is not None or not is_all:
+            return False
+        if not 0 < plan.rows < rows_min:
+            return False
+        now = time.monotonic()
+        self._few_since = now if self._few_since is None else self._few_since
+        return now - self._few_since < self._options.delay_seconds_max
 
     def _is_time_to_move(self, positions: int) -> bool:
         """Whether an empty batch is worth it: a restart then skips these positions."""
