@@ -501,7 +501,7 @@ def test_writers_are_listed_and_forgotten(shell: Shell) -> None:
     assert "q-1" in shown
     assert (listed["epoch"], listed["batch"]) == (1, 7)
     assert shell.run("writers", "--json").stdout == ""
-    assert "nobody opened a writer" in shell.refusal("forget-writer", "by-day", "--yes")
+    assert "no writer of this name" in shell.refusal("forget-writer", "by-day", "--yes")
 
 
 # What goes wrong
