@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tools.changed import all_files
+
 ROOT = Path(__file__).parents[2]
 
 _STEP = re.compile(r"^\d+\. `([\w/]+)\.py` `([\w.]+)`: .+$", re.MULTILINE)
@@ -58,6 +60,19 @@ def test_every_module_in_the_table_of_the_layers_exists() -> None:
                 missing.append(name)
 
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs/internals").glob("*.md")), ids=lambda p: p.name
+)
+def test_every_module_that_a_page_on_internals_names_exists(page: Path) -> None:
+    scripts = (ROOT / ".ci").glob("*.py")
+    known = {str(file.relative_to(ROOT)) for file in (*all_files().values(), *scripts)}
+    named = re.findall(r"`([\w/.]+\.py)`", page.read_text())
+
+    assert [
+        name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in known)
+    ] == []
 
 
 def is_there(module: str, function: str) -> bool:

@@ -1,4 +1,4 @@
-"""The async producer: a transport and its callbacks around the state machine of `producing.py`.
+"""The async producer: a transport and its callbacks around the state machine of `machine.py`.
 
 Acknowledgements are taken as they arrive. Connecting is the one thing that waits, in a task which
 the producer owns and ends.

@@ -1,4 +1,4 @@
-"""The sync producer: a socket that never blocks around the state machine of `producing.py`.
+"""The sync producer: a socket that never blocks around the state machine of `machine.py`.
 
 It has no thread. It writes when it may and takes acknowledgements whenever it is called; `flush`,
 `close` and a full queue wait for them.
