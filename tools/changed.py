@@ -54,7 +54,8 @@ def concerned(changed: Iterable[str], graph: Graph, files: Mapping[str, Path]) -
             found.add(str(file.parent.relative_to(ROOT)))
         elif file.name.startswith("test_"):
             found.add(str(file.relative_to(ROOT)))
-    return {path for path in found if (ROOT / path).exists()}
+    inside = {path for path in found if any(str(above) in found for above in Path(path).parents)}
+    return {path for path in found - inside if (ROOT / path).exists()}
 
 
 def reached(start: Iterable[str], graph: Graph) -> set[str]:
