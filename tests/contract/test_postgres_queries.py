@@ -593,3 +593,39 @@ def test_of_a_link_saved_several_times_in_a_batch_the_last_counts(twins: Twins) 
         connection.execute_many("save_link", links)
 
     twins.assert_same_tables()
+
+
+# Groups
+
+
+def test_groups_and_leases_are_found_alike(read_twins: Twins) -> None:
+    [group] = read_twins.fetch("find_group", ("billing",))
+    group_id, now_ms = group[0], group[5]
+    assert not read_twins.fetch("find_group", ("gone",))
+    assert read_twins.fetch("deleted_groups")
+    assert len(read_twins.fetch("live_groups", ("", 9))) == 1
+    read_twins.fetch("find_group_by_id", (group_id,))
+    read_twins.fetch("count_groups")
+    place = (group_id, "default")
+    for query in ("claim_urgent", "claim_oldest", "claim_newest"):
+        assert len(read_twins.fetch(query, (*place, 9))) > 1
+    assert read_twins.fetch("claim_due", (*place, FAR_MS, 9))
+    assert read_twins.fetch("next_due", (*place, now_ms, 9))
+    rows = read_twins.fetch("leases_after", (group_id, "work/1", 50))
+    assert len(rows) > 8
+    assert len(read_twins.fetch("blocked_leases_after", (group_id, "", 50))) == 1
+    read_twins.fetch("find_lease", (group_id, rows[0][0]))
+    assert read_twins.fetch("workers_of_group", (group_id, "", 9))
+    assert read_twins.fetch("lane_counts", (group_id,), any_order=True)
+
+
+def test_parked_events_are_found_alike(read_twins: Twins) -> None:
+    [group] = read_twins.fetch("find_group", ("billing",))
+    events = read_twins.fetch("parked_after", (group[0], "", -1, 9))
+
+    assert len(events) == 2
+    for target, _, position, *_ in events:
+        assert read_twins.fetch("find_parked", (group[0], target, position))
+        assert read_twins.fetch("parked_of_target", (group[0], target, -1, 9))
+    after = (group[0], events[0][0], events[0][2], 9)
+    assert len(read_twins.fetch("parked_after", after)) == 1

@@ -17,12 +17,14 @@ from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk
 from fencepost.store.database import Row
+from fencepost.store.group_contract import DeleteGroup
 from fencepost.store.postgres.driver.connection import PostgresConnection
 from fencepost.store.sqlite.connection import SqliteConnection
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import JSON, TEXT, ask_append, ask_commit, ask_stage, item
+from tests.contract.grouping import acked, ask, claimed, failed, made, parking, with_work
 from tests.contract.subject import SqliteEngine, Subject, answered
 
 PATHS = ["a", "a/b", "a/b/c", "a/ä", "b", "b/\U0001f600", "b/\U0010ffff\U0010ffff", "c/x", "c/y"]
@@ -60,6 +62,7 @@ async def _work(subject: Subject, clock: SimClock, random_source: random.Random)
         if step == 110:
             await _stage_and_commit(subject)
     await ask_stage(subject, "nobody", b"waits")
+    await _group(subject)
     await subject.append("c/y", b"", closes=True, producer=("closer", 0, 0))
 
 
@@ -111,6 +114,21 @@ async def _reshape(subject: Subject, clock: SimClock) -> None:
     await subject.delete("b")  # softly: its forks read it
 
 
+async def _group(subject: Subject) -> None:
+    """Targets in every state: ready, leased, deferred, blocked, done; and parked events."""
+    paths = [f"work/{n}" for n in range(12)]
+    group = await with_work(subject, *paths)
+    rows = await claimed(subject, group, streams_max=9)
+    for row in rows[:2]:
+        await acked(subject, group, row)
+    await failed(subject, group, rows[2])
+    await failed(subject, group, rows[3], permanent=True)
+    for row in rows[4:6]:
+        await failed(subject, group, row, park=True)
+    await ask(subject, parking(group, (rows[4].target, rows[4].work_to), replay=True))
+    await ask(subject, DeleteGroup((await made(subject, "gone")).name))
+
+
 def _truncate(subject: Subject, path: str, before: Offset) -> Any:
     return subject.ask(
         lambda request, done: subject.store.truncate(request[0], request[1], done), (path, before)
@@ -160,6 +178,9 @@ TABLES = [
     "writers",
     "large_commits",
     "large_slices",
+    "groups",
+    "leases",
+    "parked",
 ]
 ONLY_POSTGRES: dict[str, dict[str, object]] = {
     "counters": {"turn": 0, "next_chunk": 1, "last_subscription": 0, "leader": ""},

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -35,19 +36,30 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MESH_NAME = re.compile(r"mesh:[A-Za-z0-9._-]{1,128}:(queue|inbox):[A-Za-z0-9._-]{1,128}")
 
 
-class GroupLimits(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimits:
     """Every bound on groups, by the name that its setting and its refusal have."""
 
     groups_max: int = 1_000
+    """Groups that exist at once."""
     group_targets_max: int = 1_000_000
+    """Targets of one group; messages count while they are open work."""
     lanes_max: int = 64
+    """Lanes of one group."""
     claim_streams_max: int = 1_000
+    """Targets that one claim may take, and leases that one request may name."""
     claim_events_max: int = 10_000
+    """Events in the answer to one claim, and targets in one correlation."""
     claim_bytes_max: int = 4 << 20
+    """Payload bytes in the answer to one claim; a single larger event is sent whole."""
     lease_ms_min: int = LEASE_MS_MIN
+    """The shortest lease."""
     lease_ms_max: int = LEASE_MS_MAX
+    """The longest lease."""
     failure_bytes_max: int = 4 << 10
+    """Bytes of the error that a failure brings."""
     parked_max: int = 100_000
+    """Events that one group has set aside."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,7 @@ from fencepost.protocol.writers import (
     WriterOpen,
     WriterOpenOutcome,
 )
+from fencepost.store.group_contract import GroupOutcome, GroupRequest
 
 
 class Missing(NamedTuple):
@@ -311,6 +312,10 @@ class Store(Protocol):
 
     async def find_writer(self, name: str) -> Writer | WriterMissing | Failure:
         """A writer as committed."""
+        ...
+
+    def work(self, request: GroupRequest, done: Callable[[GroupOutcome | Failure], None]) -> None:
+        """Decide a request about a group: make it, claim, ack, operate on its targets."""
         ...
 
     def delete(

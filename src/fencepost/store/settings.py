@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.retention import Policy
 
 
@@ -47,6 +48,8 @@ class StoreSettings:
     server adds those that it takes for claims."""
     sweep_interval_ms: int = 1_000
     """How often expired streams are looked for."""
+    groups: GroupLimits = field(default_factory=GroupLimits)
+    """Bounds on groups, their targets and leases. In a file this is the table [groups]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

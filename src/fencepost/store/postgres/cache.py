@@ -22,9 +22,12 @@ from fencepost.protocol.commits import Part
 from fencepost.protocol.streams import Producer
 from fencepost.store import records
 from fencepost.store.database import Connection, Row
+from fencepost.store.group_contract import GroupRequest
 from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
+from fencepost.store.postgres.groups import TurnGroupRows
 from fencepost.store.postgres.requests import Needs
 from fencepost.store.write.claims import Claims
+from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace
 from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
 from fencepost.store.write.loader import DiskLoader
@@ -115,6 +118,7 @@ class BulkLoader(DiskLoader):
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
+        self.turn_groups = TurnGroupRows(connection)
         self.absent: set[str] = set()
         """Paths that were looked for, and that no stream had."""
         self._keys: dict[KeyPlace, tuple[KeyRecord, bytes] | None] = {}
@@ -190,8 +194,13 @@ class BulkLoader(DiskLoader):
             for txn, name, ordinal, digest in await connection.fetch("find_chunks", columns):
                 self._digests[Part(txn, name), ordinal] = digest
 
+    @property
+    def groups(self) -> GroupRows:
+        return self.turn_groups
+
     def forget(self) -> None:
-        """Forget keys and parts, of which there may be any number, and most are used once."""
+        """Forget what there may be any number of, and most of which is used once."""
+        self.turn_groups.forget()
         self._keys.clear()
         self._parts.clear()
         self._chunks.clear()
@@ -262,6 +271,12 @@ class Cache:
             self._asks -= 1
         await self._loader.load(connection, self._ledger, needs)
         return dropped
+
+    async def load_groups(
+        self, connection: WritingConnection, requests: Sequence[GroupRequest], now_ms: int
+    ) -> None:
+        """Load the rows of groups that some requests name or may claim."""
+        await self._loader.turn_groups.load(connection, requests, now_ms)
 
     async def _refresh(self, connection: WritingConnection, counters: Row) -> bool:
         """Make the ledger correct after another node has written; whether all of it was dropped."""

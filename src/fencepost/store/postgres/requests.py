@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fencepost.protocol.appends import Append
 from fencepost.protocol.commits import Commit, Part
 from fencepost.store.contract import Upload
+from fencepost.store.group_contract import GroupRequest
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.locks import (
     mark_of_key,
@@ -22,7 +23,7 @@ from fencepost.store.postgres.large.locks import (
     mark_of_writer,
 )
 from fencepost.store.write.decider import Decider
-from fencepost.store.write.front import Paths, Touched, WriterName
+from fencepost.store.write.front import Paths, WriterName
 
 Done = Callable[[Any], None]
 
@@ -85,10 +86,12 @@ class Request(NamedTuple):
     """The number of the large commit that it is part of, and does not wait for."""
     connection: WritingConnection | None = None
     """The connection whose open transaction it is decided in, and ends."""
+    about_group: GroupRequest | None = None
+    """The request about a group that it is, whose rows the turn loads."""
 
 
-def needs_of(touched: Touched) -> Needs:
-    """What a write request names, unless it is an append."""
+def needs_of(touched: Commit | Upload | Part | Paths | WriterName) -> Needs:
+    """What a write request names, unless it is an append or about a group."""
     match touched:
         case Commit():
             return needs_of_commit(touched)

@@ -40,6 +40,7 @@ from fencepost.store.contract import (
     StreamInfo,
     Truncated,
 )
+from fencepost.store.group_contract import GroupRequest
 from fencepost.store.large.commits import LargeCommits
 from fencepost.store.postgres.cache import BulkLoader, Cache
 from fencepost.store.postgres.cluster.feed import Feed, Notifier
@@ -179,6 +180,9 @@ class PostgresStore(WriteFront):
         touched: Touched,
         size: int = 0,
     ) -> None:
+        if isinstance(touched, GroupRequest):
+            self.turns.submit(Request(work, done, about_group=touched))
+            return
         self.turns.submit(Request(work, done, needs_of(touched), size))
 
     def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:

@@ -242,6 +242,9 @@ class Turns:
         self.now_ms, self.leader = counters[5], counters[6]
         needs = together([request.needs for request in batch])
         self.counted.dropped += await self._cache.prepare(connection, counters, needs)
+        groups = [r.about_group for r in batch if r.about_group is not None]
+        if groups:
+            await self._cache.load_groups(connection, groups, self._decider.tick())
         group = self._decider.new_group()
         outcomes = [(request.done, request.work(self._decider)) for request in batch]
         self._cache.decided(group)
@@ -396,6 +399,7 @@ def statements(sealed: LedgerGroup) -> Iterator[tuple[str, Sequence[Row]]]:
     if sealed.key_rows:
         yield "save_key", sealed.key_rows
     yield from _gathered(sealed.statements)
+    yield from sealed.bulk
 
 
 _STAGING = ("save_part", "save_chunk", "commit_part")

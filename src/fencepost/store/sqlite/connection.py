@@ -42,7 +42,7 @@ PAGE_BYTES = 4096
 """SQLite's default, set nowhere else: what a page of the write-ahead log takes."""
 
 QUERIES: dict[str, str] = {}
-for _file in ("queries", "keys", "logs", "lists", "retention", "subscriptions"):
+for _file in ("queries", "keys", "logs", "lists", "retention", "subscriptions", "groups"):
     _queries = load_queries("fencepost.store.sqlite", f"{_file}.sql")
     assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"
     QUERIES |= _queries
@@ -236,6 +236,8 @@ class LedgerWriter:
         if sealed.key_rows:
             sealed.numbered_keys.append((sealed.keys, self._write_keys(sealed.key_rows)))
         self._write_statements(sealed.statements)
+        for statement, rows in sealed.bulk:
+            self.connection.execute_many(statement, rows)
         self.connection.execute("save_counters", sealed.counters)
 
     def write_slice(self, piece: Carried) -> int:

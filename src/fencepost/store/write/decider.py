@@ -77,10 +77,12 @@ from fencepost.store.contract import (
 from fencepost.store.database import Connection
 from fencepost.store.large.locks import Holds
 from fencepost.store.read.chunks import fork_point, is_place
+from fencepost.store.read.log_selection import head_of
 from fencepost.store.records import CLOSED, EXPIRED, REMOVED
 from fencepost.store.settings import StoreSettings
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.drafts import Draft
+from fencepost.store.write.group_decider import GroupDecider
 from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
 from fencepost.store.write.loader import DiskLoader, Loader
@@ -136,6 +138,13 @@ class Decider:
             exact_deadlines=exact_deadlines,
         )
         self.claims = Claims(connection)
+        self.groups = GroupDecider(
+            self.ledger,
+            settings.groups,
+            tick=self.tick,
+            open_group=lambda: self.group,
+            head=lambda: head_of(connection),
+        )
         self.counts = Counts()
         self.watchers: list[Watcher] = []
         self.holds = Holds()

@@ -27,6 +27,7 @@ from fencepost.store.contract import (
     Upload,
     Watcher,
 )
+from fencepost.store.group_contract import GroupOutcome, GroupRequest
 from fencepost.store.large.commits import LargeCommits, is_large
 from fencepost.store.settings import StoreSettings
 from fencepost.store.write.decider import Decider
@@ -44,8 +45,8 @@ class WriterName(NamedTuple):
     name: str
 
 
-Touched = Commit | Upload | Part | Paths | WriterName
-"""What a request is about: its streams, staged parts, keys or writer."""
+Touched = Commit | Upload | Part | Paths | WriterName | GroupRequest
+"""What a request is about: its streams, staged parts, keys, writer, or group."""
 
 
 class WriteFront(ABC):
@@ -160,3 +161,6 @@ class WriteFront(ABC):
         if self._held and holds.keeps_path(path, lambda: self.truncate(path, before, done)):
             return
         self._decide(lambda decider: decider.truncate(path, before), done, Paths((path,)))
+
+    def work(self, request: GroupRequest, done: Callable[[GroupOutcome | Failure], None]) -> None:
+        self._decide(lambda decider: decider.groups.decide(request), done, request)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.batches import Batch
+from fencepost.protocol.groups import Group
+from fencepost.protocol.leases import Parked, Target
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import Writer
@@ -30,6 +32,7 @@ from fencepost.store.records import (
     SOFT_DELETED,
     TRUNCATED,
 )
+from fencepost.store.write.groups import Groups
 from fencepost.store.write.keys import KeyLedger, KeyPlace
 from fencepost.store.write.loader import Loader
 from fencepost.store.write.staging import ROW_BYTES, Changes, Staging
@@ -85,16 +88,20 @@ class LedgerGroup:
     """What one transaction writes, collected decision by decision."""
 
     __slots__ = (
+        "bulk",
         "bytes",
         "carried",
         "counters",
         "created",
         "entries",
+        "groups",
         "inserts",
         "key_rows",
         "keys",
+        "leases",
         "number",
         "numbered_keys",
+        "parked",
         "parts",
         "producers",
         "rows",
@@ -118,6 +125,11 @@ class LedgerGroup:
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
         self.staging: Changes | None = None
         self.writers: dict[str, Writer | None] = {}
+        # Groups, targets and parked events, as this group leaves them:
+        self.groups: dict[int, Group | None] = {}
+        self.leases: dict[int, dict[str, Target | None]] = {}
+        self.parked: dict[tuple[int, str, int], Parked | None] = {}
+        self.bulk: list[tuple[str, list[Row]]] = []
         self.carried: list[Carried] = []  # slices of a large commit
         self.statements: list[tuple[str, tuple[object, ...]]] = []
         # Filled when the group is sealed:
@@ -131,7 +143,15 @@ class LedgerGroup:
         self.counters: Row = ()
 
     def is_empty(self) -> bool:
-        return not (self.entries or self.rows or self.statements)
+        return not (
+            self.entries
+            or self.rows
+            or self.statements
+            or self.groups
+            or self.leases
+            or self.parked
+            or self.bulk
+        )
 
 
 class Ledger(KeyLedger):
@@ -165,6 +185,7 @@ class Ledger(KeyLedger):
         self.next_position = self.next_stream = self.last_ms = 0
         self.staging = Staging(loader, self._pending)
         self.writers = Writers(loader.connection, self._pending)
+        self.groups = Groups(loader.groups, self._pending)
         self.reset(counters)
 
     def reset(self, counters: Row | None = None) -> None:
@@ -491,6 +512,7 @@ class Ledger(KeyLedger):
             else:
                 group.updates.append((*hot, stream.id))
             group.views.append((entry, view_of(stream), entry.state))
+        self.groups.seal(group)
         group.key_rows = list(group.keys.values())
         group.counters = (self.next_position, self.next_stream, self.last_ms)
 

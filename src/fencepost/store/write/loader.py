@@ -14,6 +14,7 @@ from fencepost.protocol.commits import Part
 from fencepost.protocol.streams import RECENT_BATCHES, Producer
 from fencepost.store import records
 from fencepost.store.database import Connection, Row
+from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace
 from fencepost.store.write.staging import ChunkRow, StagedPart
 
@@ -24,6 +25,11 @@ class Loader(Protocol):
     @property
     def connection(self) -> Connection:
         """Where everything else is asked for that a ledger needs only now and then."""
+        ...
+
+    @property
+    def groups(self) -> GroupRows:
+        """Where the rows of groups are found."""
         ...
 
     def stream(self, path: str) -> Row | None:
@@ -60,6 +66,11 @@ class DiskLoader:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self._groups = GroupRows(connection)
+
+    @property
+    def groups(self) -> GroupRows:
+        return self._groups
 
     def stream(self, path: str) -> Row | None:
         rows = self.connection.fetch("find_stream", (path,))

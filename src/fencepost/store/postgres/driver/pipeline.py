@@ -396,7 +396,8 @@ class WritingConnection:
 
     async def fetch_all(self, queries: Iterable[Query]) -> list[list[Row]]:
         """The rows of some queries, in one round trip."""
-        sent = [packed(statement(name).text, values) for name, values in queries]
+        found = [(statement(name), values) for name, values in queries]
+        sent = [packed(query.text, query.values(values)) for query, values in found]
         return [self._pipeline.rows(result) for result in await self._pipeline.exchange(sent)]
 
     async def rollback(self) -> None:

@@ -31,6 +31,7 @@ for _file in (
     "lists",
     "retention",
     "subscriptions",
+    "groups",
     "turns",
     "leading",
     "large",

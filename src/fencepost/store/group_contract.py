@@ -1,0 +1,215 @@
+"""Requests about groups and what comes of them: the store's contract for `/v1/groups`.
+
+A request is decided in the one write path, with appends and commits, and its answer leaves when it
+is durable. A request that names no group that exists comes to `GroupMissing`, and nothing happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from fencepost.protocol.acks import Ack, Word
+from fencepost.protocol.groups import (
+    Filter,
+    Group,
+    GroupExists,
+    GroupInvalid,
+    GroupMade,
+    GroupSettings,
+    LimitExceeded,
+)
+from fencepost.protocol.leases import (
+    BeyondHead,
+    Claim,
+    Claimed,
+    Correlated,
+    CorrelationMoved,
+    LeaseRef,
+    Parked,
+    Target,
+)
+
+# Requests
+
+
+class MakeGroup(NamedTuple):
+    """Make a group, or find the one that is there."""
+
+    group: str
+    settings: GroupSettings
+    owner: str = ""
+
+
+class DeleteGroup(NamedTuple):
+    """Remove a group; its rows go in pieces, later."""
+
+    group: str
+
+
+class Correlate(NamedTuple):
+    """Note which targets the events of a piece of the log concern."""
+
+    group: str
+    after: int
+    until: int
+    found: Sequence[Correlated]
+
+
+class ClaimTargets(NamedTuple):
+    """A worker asks for work."""
+
+    group: str
+    claim: Claim
+    may_read: Callable[[str], bool] | None = None
+    """Whether the worker may read a source; None: all of them."""
+
+
+class AckLeases(NamedTuple):
+    """A worker ends leases, and perhaps asks for the next ones."""
+
+    group: str
+    items: Sequence[tuple[LeaseRef, Ack]]
+    random: float
+    """Spreads the waits before retries."""
+    claim: ClaimTargets | None = None
+
+
+class RenewLeases(NamedTuple):
+    """A worker goes on, or gives back what it did not begin. `lease_ms` None: it gives back."""
+
+    group: str
+    leases: Sequence[LeaseRef]
+    lease_ms: int | None
+
+
+Operation = Literal["unblock", "reset", "defer", "prioritize", "skip"]
+
+
+class Operate(NamedTuple):
+    """An operator changes targets: those that are named, or a page of those that a filter takes."""
+
+    group: str
+    operation: Operation
+    targets: Sequence[str] | None
+    filter: Filter
+    after: str = ""
+    at: int | None = None
+    until_ms: int = 0
+    priority: int = 0
+    rows_max: int = 500
+
+
+class ParkEvents(NamedTuple):
+    """An operator sets events aside, or has parked ones given out again (`replay`)."""
+
+    group: str
+    replay: bool
+    events: Sequence[tuple[str, int]] | None
+    filter: Filter
+    limit: int = 100
+
+
+GroupRequest = (
+    MakeGroup
+    | DeleteGroup
+    | Correlate
+    | ClaimTargets
+    | AckLeases
+    | RenewLeases
+    | Operate
+    | ParkEvents
+)
+
+# What comes of them
+
+
+class GroupMissing(NamedTuple):
+    """No group has this name."""
+
+
+class GroupDeleted(NamedTuple):
+    """The group is gone, and its tokens with it."""
+
+
+class TargetMissing(NamedTuple):
+    """The group has no such target."""
+
+    target: str
+
+
+class CorrelationDone(NamedTuple):
+    """The targets are stored, and the watermark has moved."""
+
+    group: Group
+
+
+class ClaimDone(NamedTuple):
+    """The leases that the worker has now."""
+
+    group: Group
+    leases: Sequence[Claimed]
+    blocked: Sequence[Target]
+    """Targets that were blocked on the way, because they lost too many workers."""
+    due_ms: int | None
+    """When the next target can be claimed, if none can be claimed now."""
+    now_ms: int = 0
+    aside: Sequence[Sequence[Parked]] = ()
+    """For each lease: its parked events that are to be left out or replayed."""
+
+
+class AckItem(NamedTuple):
+    """What one item of an ack came to."""
+
+    target: str
+    outcome: Word
+    at: int | None
+    failed: int | None = None
+
+
+class AckDone(NamedTuple):
+    """Every item, in the order of the request."""
+
+    group: Group
+    items: Sequence[AckItem]
+    claimed: ClaimDone | None
+
+
+class AckRefused(NamedTuple):
+    """One item says what cannot be, so none was done."""
+
+    item: int
+    detail: str
+
+
+class RenewDone(NamedTuple):
+    """For each lease: its end, or None when it is lost. Leases that were given back end at 0."""
+
+    until_ms: Sequence[int | None]
+
+
+class Changed(NamedTuple):
+    """How many rows an operation changed, and the target to go on after, if there may be more."""
+
+    targets: Sequence[str]
+    next: str | None = None
+    events: int = 0
+
+
+GroupOutcome = (
+    GroupMade
+    | GroupExists
+    | GroupInvalid
+    | LimitExceeded
+    | GroupMissing
+    | GroupDeleted
+    | TargetMissing
+    | CorrelationDone
+    | CorrelationMoved
+    | BeyondHead
+    | ClaimDone
+    | AckDone
+    | AckRefused
+    | RenewDone
+    | Changed
+)

@@ -1,0 +1,174 @@
+"""Groups in a turn: the rows that its requests name or may claim are loaded in one round trip.
+
+Rows of groups are loaded for each turn anew, because any node may have changed them, and forgotten
+after it, because there may be very many. A node remembers only the number and the lanes of a group
+that it met, so that it can ask for candidates together with the group itself. If that memory is
+out of date, the rows that were loaded are of no use, and what is needed is asked for one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fencepost.protocol.groups import Group
+from fencepost.protocol.leases import Slots, Target, share_slots
+from fencepost.store.database import Connection, Row
+from fencepost.store.group_contract import (
+    AckLeases,
+    ClaimTargets,
+    Correlate,
+    GroupRequest,
+    Operate,
+    ParkEvents,
+    RenewLeases,
+)
+from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.write.groups import GroupRows, group_from_row, target_from_row
+
+KNOWN_MAX = 10_000
+"""Groups whose number and lanes a node remembers."""
+
+
+class Met(NamedTuple):
+    """What a node remembers of a group."""
+
+    id: int
+    lanes: tuple[str, ...]
+    targets: str
+
+
+class Wanted:
+    """How many candidates the claims of a turn may take, of one lane of one group."""
+
+    __slots__ = ("fair", "leading", "total")
+
+    def __init__(self) -> None:
+        self.fair = self.leading = self.total = 0
+
+    def add(self, slots: Slots) -> None:
+        self.fair += slots.fair
+        self.leading += slots.leading
+        self.total += sum(slots)
+
+
+class TurnGroupRows(GroupRows):
+    """Rows that a turn has loaded; others are looked for one by one."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._met: dict[str, Met] = {}
+        self._loaded_groups: dict[str, Group | None] = {}
+        self._loaded: dict[tuple[int, str], Target | None] = {}
+        self._candidates: dict[tuple[int, str], list[Target]] = {}
+        self._due: dict[tuple[int, str], list[Row]] = {}
+
+    async def load(
+        self, connection: WritingConnection, requests: Sequence[GroupRequest], now_ms: int
+    ) -> None:
+        """Have the rows at hand that some requests are about."""
+        names = sorted({request.group for request in requests})
+        places = sorted(set(self._places(requests)))
+        wanted = self._wanted(requests)
+        queries: list[tuple[str, Sequence[Any]]] = [("find_groups", (names,))]
+        if places:
+            queries.append(("find_leases", [list(column) for column in zip(*places, strict=True)]))
+        for (group_id, lane), count in wanted.items():
+            place = (group_id, lane)
+            queries += [
+                ("claim_urgent", (*place, count.total)),
+                ("claim_oldest", (*place, count.fair)),
+                ("claim_newest", (*place, count.leading)),
+                ("claim_due", (*place, now_ms, count.total)),
+                ("next_due", (*place, now_ms, count.total + 1)),
+            ]
+        found = iter(await connection.fetch_all(queries))
+        self._take_groups(names, next(found))
+        if places:
+            self._take_targets(places, next(found))
+        for place in wanted:
+            rows = {row[0]: target_from_row(row) for _ in range(4) for row in next(found)}
+            self._candidates[place] = list(rows.values())
+            self._due[place] = next(found)
+
+    def _take_groups(self, names: Sequence[str], rows: Sequence[Row]) -> None:
+        self._loaded_groups = dict.fromkeys(names)
+        if len(self._met) > KNOWN_MAX:
+            self._met.clear()
+        for row in rows:
+            group = group_from_row(row)
+            self._loaded_groups[group.name] = group
+            self._met[group.name] = Met(group.id, group.lanes, group.settings.targets)
+
+    def _take_targets(self, places: Sequence[tuple[int, str]], rows: Sequence[Row]) -> None:
+        self._loaded = dict.fromkeys(places)
+        for group_id, *row in rows:
+            self._loaded[group_id, row[0]] = target_from_row(tuple(row))
+
+    def _places(self, requests: Sequence[GroupRequest]) -> Iterator[tuple[int, str]]:
+        """The rows that requests name."""
+        for request in requests:
+            met = self._met.get(request.group)
+            match request:
+                case AckLeases():
+                    yield from ((ref.group_id, ref.target) for ref, _ in request.items)
+                case RenewLeases():
+                    yield from ((ref.group_id, ref.target) for ref in request.leases)
+                case Correlate() if met is not None and met.targets != "message":
+                    yield from ((met.id, item.target) for item in request.found)
+                case Operate() if met is not None:
+                    yield from ((met.id, target) for target in request.targets or ())
+                case ParkEvents() if met is not None:
+                    yield from ((met.id, target) for target, _ in request.events or ())
+                case _:
+                    pass
+
+    def _wanted(self, requests: Sequence[GroupRequest]) -> dict[tuple[int, str], Wanted]:
+        """The candidates that the claims among some requests may take."""
+        wanted: dict[tuple[int, str], Wanted] = {}
+        # An operator may change more rows than can be guessed: then each claim asks for itself.
+        operated = {r.group for r in requests if isinstance(r, Operate | ParkEvents)}
+        for request in requests:
+            asked = request.claim if isinstance(request, AckLeases) else request
+            if not isinstance(asked, ClaimTargets) or asked.may_read is not None:
+                continue
+            met = self._met.get(asked.group)
+            if met is None or asked.group in operated:
+                continue
+            claim = asked.claim
+            slots = share_slots(claim.streams_max, claim.lagging_share, claim.cycle)
+            for lane in met.lanes if claim.lane is None else (claim.lane,):
+                wanted.setdefault((met.id, lane), Wanted()).add(slots)
+        return wanted
+
+    def forget(self) -> None:
+        """A turn is over."""
+        self._loaded_groups.clear()
+        self._loaded.clear()
+        self._candidates.clear()
+        self._due.clear()
+
+    # Finding
+
+    def group(self, name: str) -> Group | None:
+        if name in self._loaded_groups:
+            return self._loaded_groups[name]
+        return super().group(name)
+
+    def target(self, group_id: int, target: str) -> Target | None:
+        place = (group_id, target)
+        return self._loaded[place] if place in self._loaded else super().target(*place)
+
+    def in_order(
+        self, group_id: int, lane: str, slots: Slots, now_ms: int, changed: int
+    ) -> Iterator[Target]:
+        loaded = self._candidates.get((group_id, lane))
+        if loaded is not None:
+            return iter(loaded)
+        return super().in_order(group_id, lane, slots, now_ms, changed)
+
+    def due_in_order(self, group_id: int, lane: str, now_ms: int, rows_max: int) -> Sequence[Row]:
+        loaded = self._due.get((group_id, lane))
+        if loaded is not None:
+            return loaded
+        return super().due_in_order(group_id, lane, now_ms, rows_max)

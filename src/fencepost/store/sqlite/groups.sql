@@ -1,0 +1,144 @@
+-- Groups, their targets with leases, and parked events. Decisions read rows by name or by the order of a
+-- claim; what they change is written as rows.
+
+-- name: find_group
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+FROM groups WHERE name = ?1 AND state = 0
+
+-- name: find_group_by_id
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+FROM groups WHERE id = ?1 AND state = 0
+
+-- name: count_groups
+SELECT count(*) FROM groups WHERE state = 0
+
+-- name: live_groups
+-- A page of groups, by their names.
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+FROM groups WHERE state = 0 AND name > ?1 ORDER BY name LIMIT ?2
+
+-- name: find_lease
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = ?1 AND target = ?2
+
+-- name: claim_urgent
+-- Targets that are ready, the most urgent first, among those the oldest.
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = ?1 AND lane = ?2 AND state = 1
+ORDER BY priority DESC, waits_from LIMIT ?3
+
+-- name: claim_oldest
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = ?1 AND lane = ?2 AND state = 1 ORDER BY waits_from LIMIT ?3
+
+-- name: claim_newest
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = ?1 AND lane = ?2 AND state = 1 ORDER BY waits_from DESC LIMIT ?3
+
+-- name: claim_due
+-- Targets whose lease or wait has an end, the next one first.
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = ?1 AND lane = ?2 AND state = 2 AND due_ms <= ?3
+ORDER BY due_ms LIMIT ?4
+
+-- name: next_due
+SELECT due_ms, target FROM leases WHERE group_id = ?1 AND lane = ?2 AND state = 2 AND due_ms > ?3
+ORDER BY due_ms LIMIT ?4
+
+-- name: leases_after
+-- A page of targets, by their names.
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = ?1 AND target > ?2 ORDER BY target LIMIT ?3
+
+-- name: blocked_leases_after
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = ?1 AND state = 3 AND target > ?2 ORDER BY target LIMIT ?3
+
+-- name: workers_of_group
+-- Workers with the leases that they hold, and when the first and the last of these end.
+SELECT worker, count(*), min(lease_until_ms), max(lease_until_ms) FROM leases
+WHERE group_id = ?1 AND state = 2 AND worker IS NOT NULL AND worker > ?2
+GROUP BY worker ORDER BY worker LIMIT ?3
+
+-- name: lane_counts
+-- Per lane: how many targets are in which state, the oldest work, and the positions that it spans.
+SELECT lane, state, count(*), count(worker), min(waits_from), sum(work_to - at_position),
+       max(retry), sum(replaying)
+FROM leases WHERE group_id = ?1 GROUP BY lane, state
+
+-- name: find_parked
+SELECT target, source, position, error, attempts, parked_ms, replaying
+FROM parked WHERE group_id = ?1 AND target = ?2 AND position = ?3
+
+-- name: parked_of_target
+-- The parked events of a target behind a position.
+SELECT target, source, position, error, attempts, parked_ms, replaying
+FROM parked WHERE group_id = ?1 AND target = ?2 AND position > ?3 ORDER BY position LIMIT ?4
+
+-- name: parked_after
+-- A page of parked events, by target and position.
+SELECT target, source, position, error, attempts, parked_ms, replaying
+FROM parked WHERE group_id = ?1 AND (target, position) > (?2, ?3)
+ORDER BY target, position LIMIT ?4
+
+-- name: deleted_groups
+SELECT id FROM groups WHERE state = 1 ORDER BY id LIMIT 1
+
+-- name: drop_group_leases
+DELETE FROM leases WHERE group_id = ?1 AND target IN
+    (SELECT target FROM leases WHERE group_id = ?1 ORDER BY target LIMIT ?2)
+
+-- name: drop_group_parked
+DELETE FROM parked WHERE group_id = ?1 AND (target, position) IN
+    (SELECT target, position FROM parked WHERE group_id = ?1 ORDER BY target, position LIMIT ?2)
+
+-- name: drop_group
+DELETE FROM groups WHERE id = ?1 AND state = 1
+
+-- name: save_group
+INSERT INTO groups (
+    id, name, settings, start_position, watermark, created_ms, owner, targets_count,
+    parked_count, lanes, state
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    watermark = excluded.watermark, targets_count = excluded.targets_count, parked_count =
+    excluded.parked_count, lanes = excluded.lanes, state = excluded.state
+
+-- name: save_lease
+INSERT INTO leases (
+    group_id, target, source, lane, priority, at_position, work_to, waits_from, token, worker,
+    lease_until_ms, retry, lost, blocked, error, failed, deferred_until_ms, replaying,
+    updated_ms, state, due_ms
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (group_id, target) DO UPDATE SET
+    source = excluded.source, lane = excluded.lane, priority = excluded.priority, at_position =
+    excluded.at_position, work_to = excluded.work_to, waits_from = excluded.waits_from, token =
+    excluded.token, worker = excluded.worker, lease_until_ms = excluded.lease_until_ms, retry =
+    excluded.retry, lost = excluded.lost, blocked = excluded.blocked, error = excluded.error,
+    failed = excluded.failed, deferred_until_ms = excluded.deferred_until_ms, replaying =
+    excluded.replaying, updated_ms = excluded.updated_ms, state = excluded.state, due_ms =
+    excluded.due_ms
+
+-- name: save_parked
+INSERT INTO parked (
+    group_id, target, source, position, error, attempts, parked_ms, replaying
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (group_id, target, position) DO UPDATE SET
+    source = excluded.source, error = excluded.error, attempts = excluded.attempts, parked_ms =
+    excluded.parked_ms, replaying = excluded.replaying
+
+-- name: drop_lease
+DELETE FROM leases WHERE group_id = ? AND target = ?
+
+-- name: drop_parked
+DELETE FROM parked WHERE group_id = ? AND target = ? AND position = ?

@@ -1,0 +1,498 @@
+"""Deciding requests about groups, with the rules of `protocol` on the rows as they are.
+
+Each request is decided at once, in the one write path, and what it changes joins the open group of
+the commit. So a claim sees every ack before it, two claims never get the same target, and a lease
+is checked on the same state as the append that it fences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from fencepost.protocol.acks import Ack, AckDecision, Lost, check_ack, decide_ack
+from fencepost.protocol.group_operations import (
+    decide_defer,
+    decide_park,
+    decide_prioritize,
+    decide_replay,
+    decide_reset,
+    decide_skip,
+    decide_unblock,
+    unparked_by_reset,
+)
+from fencepost.protocol.groups import (
+    Group,
+    GroupExists,
+    GroupInvalid,
+    GroupLimits,
+    GroupMade,
+    LimitExceeded,
+    decide_group,
+)
+from fencepost.protocol.leases import (
+    AckInvalid,
+    BeyondHead,
+    CorrelationDecision,
+    CorrelationMoved,
+    GroupGone,
+    LeaseLost,
+    LeaseRef,
+    Parked,
+    Target,
+    check_lease,
+    decide_claim,
+    decide_correlate,
+    decide_release,
+    decide_renew,
+    share_slots,
+)
+from fencepost.store.group_contract import (
+    AckDone,
+    AckItem,
+    AckLeases,
+    AckRefused,
+    Changed,
+    ClaimDone,
+    ClaimTargets,
+    Correlate,
+    CorrelationDone,
+    DeleteGroup,
+    GroupDeleted,
+    GroupMissing,
+    GroupOutcome,
+    GroupRequest,
+    MakeGroup,
+    Operate,
+    ParkEvents,
+    RenewDone,
+    RenewLeases,
+    TargetMissing,
+)
+from fencepost.store.write.groups import GroupChanges, Groups
+
+CANDIDATES_MAX = 1_000
+"""Rows that a claim looks at when its worker may not read every source."""
+ASIDE_MAX = 1_000
+"""Parked events of one target that a claim looks at."""
+
+
+class Numbers(Protocol):
+    """The ledger, as far as groups ask it."""
+
+    groups: Groups
+    next_position: int
+    next_stream: int
+
+
+class GroupDecider:
+    """The decisions about groups of one store."""
+
+    def __init__(
+        self,
+        ledger: Numbers,
+        limits: GroupLimits,
+        *,
+        tick: Callable[[], int],
+        open_group: Callable[[], GroupChanges],
+        head: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._groups = ledger.groups
+        self._limits = limits
+        self._tick = tick
+        self._open_group = open_group
+        self._head = head
+
+    def decide(self, request: GroupRequest) -> GroupOutcome:
+        """What a request comes to."""
+        match request:
+            case MakeGroup():
+                return self._make(request)
+            case Correlate():
+                return self._correlate(request)
+            case DeleteGroup() | ClaimTargets() | AckLeases() | RenewLeases():
+                group = self._groups.find_group(request.group)
+                return GroupMissing() if group is None else self._work(group, request)
+            case Operate() | ParkEvents():
+                group = self._groups.find_group(request.group)
+                return GroupMissing() if group is None else self._operate(group, request)
+
+    # Making, deleting, correlating
+
+    def _make(self, request: MakeGroup) -> GroupMade | GroupExists | GroupInvalid | LimitExceeded:
+        now_ms = self._tick()
+        current = self._groups.find_group(request.group)
+        outcome = decide_group(
+            current,
+            request.group,
+            request.settings,
+            group_id=self._ledger.next_stream,
+            groups_count=0 if current is not None else self._groups.count(),
+            limits=self._limits,
+            head=self._head(),
+            now_ms=now_ms,
+            owner=request.owner,
+        )
+        if isinstance(outcome, GroupMade) and outcome.fresh:
+            # Incarnations of groups and of streams are numbered together: none comes back.
+            self._ledger.next_stream += 1
+            self._groups.save_group(self._open_group(), outcome.group)
+        return outcome
+
+    def _correlate(
+        self, request: Correlate
+    ) -> (
+        CorrelationDone
+        | CorrelationMoved
+        | BeyondHead
+        | GroupInvalid
+        | LimitExceeded
+        | GroupMissing
+    ):
+        now_ms = self._tick()
+        group = self._groups.find_group(request.group)
+        if group is None:
+            return GroupMissing()
+        rows: dict[str, Target] = {}
+        # A message that lies behind the watermark has no row yet.
+        if group.settings.targets != "message" and request.after == group.watermark:
+            for name in {item.target for item in request.found}:
+                row = self._groups.find(group.id, name)
+                if row is not None:
+                    rows[name] = row
+        outcome = decide_correlate(
+            group,
+            rows,
+            request.found,
+            after=request.after,
+            until=request.until,
+            head=self._head(),
+            targets_max=self._limits.group_targets_max,
+            lanes_max=self._limits.lanes_max,
+            now_ms=now_ms,
+        )
+        if not isinstance(outcome, CorrelationDecision):
+            return outcome
+        changes = self._open_group()
+        for row in outcome.rows.values():
+            self._groups.save(changes, group.id, row)
+        if outcome.group != group:
+            self._groups.save_group(changes, outcome.group)
+        return CorrelationDone(outcome.group)
+
+    # Workers
+
+    def _work(
+        self, group: Group, request: DeleteGroup | ClaimTargets | AckLeases | RenewLeases
+    ) -> GroupDeleted | ClaimDone | AckDone | AckRefused | RenewDone:
+        match request:
+            case DeleteGroup():
+                self._tick()
+                self._groups.delete_group(self._open_group(), group)
+                return GroupDeleted()
+            case ClaimTargets():
+                return self._claim(group, request)
+            case AckLeases():
+                return self._ack(group, request)
+            case RenewLeases():
+                return self._renew(group, request)
+
+    def _claim(self, group: Group, request: ClaimTargets) -> ClaimDone:
+        now_ms = self._tick()
+        claim, may_read = request.claim, request.may_read
+        slots = share_slots(claim.streams_max, claim.lagging_share, claim.cycle)
+        if may_read is None:
+            found = self._groups.candidates(group, claim.lane, slots, now_ms)
+        else:
+            wide = share_slots(CANDIDATES_MAX, claim.lagging_share, claim.cycle)
+            found = self._groups.candidates(group, claim.lane, wide, now_ms)
+            found = [row for row in found if may_read(row.source)]
+        decision = decide_claim(found, claim, lost_max=group.settings.lost_max, now_ms=now_ms)
+        if decision.leases or decision.blocked:
+            changes = self._open_group()
+            for row in decision.blocked:
+                self._groups.save(changes, group.id, row)
+            for lease in decision.leases:
+                self._groups.save(changes, group.id, lease.row)
+        due_ms = None
+        if not decision.leases:
+            due_ms = self._groups.next_due_ms(group, claim.lane, now_ms)
+        aside: list[Sequence[Parked]] = []
+        if group.parked_count:
+            aside = [self._aside(group, lease.row) for lease in decision.leases]
+        return ClaimDone(group, decision.leases, decision.blocked, due_ms, now_ms, aside)
+
+    def _aside(self, group: Group, row: Target) -> Sequence[Parked]:
+        """The parked events that matter for a lease: those to replay, and those to leave out."""
+        after = -1 if row.replaying else row.at
+        events = self._groups.parked_of(group.id, row.target, after, ASIDE_MAX)
+        return [event for event in events if event.replaying or event.position > row.at]
+
+    def _ack(self, group: Group, request: AckLeases) -> AckDone | AckRefused:
+        now_ms = self._tick()
+        head = self._ledger.next_position - 1
+        for index, (_, ack) in enumerate(request.items):
+            refused = check_ack(ack, head=head)
+            if refused is not None:
+                return AckRefused(index, refused.detail)
+        drafted: dict[str, Target | None] = {}
+        decided: list[tuple[LeaseRef, AckDecision]] = []
+        items: list[AckItem] = []
+        parked = 0
+        for index, (ref, ack) in enumerate(request.items):
+            current = group._replace(parked_count=group.parked_count + parked)
+            outcome = self._decide_ack(current, ref, ack, drafted, request.random, now_ms)
+            if isinstance(outcome, AckInvalid):
+                return AckRefused(index, outcome.detail)
+            if isinstance(outcome, Lost):
+                items.append(AckItem(ref.target, "lost", None))
+                continue
+            failed = None if ack.failure is None else ack.failure.position
+            items.append(AckItem(ref.target, outcome.outcome, outcome.at, failed))
+            drafted[ref.target] = outcome.row
+            decided.append((ref, outcome))
+            parked += outcome.outcome == "parked"
+        group = self._apply_acks(group, decided)
+        claimed = None if request.claim is None else self._claim(group, request.claim)
+        return AckDone(group, items, claimed)
+
+    def _decide_ack(
+        self,
+        group: Group,
+        ref: LeaseRef,
+        ack: Ack,
+        drafted: Mapping[str, Target | None],
+        random: float,
+        now_ms: int,
+    ) -> AckDecision | Lost | AckInvalid:
+        """What one ack comes to, on top of those before it in the request."""
+        row = drafted[ref.target] if ref.target in drafted else self._find(group, ref)
+        known = {}
+        for result in ack.replayed:
+            event = self._groups.find_parked(group.id, ref.target, result.position)
+            if event is not None:
+                known[result.position] = event
+        return decide_ack(
+            group,
+            row,
+            ack,
+            parked=known,
+            parked_max=self._limits.parked_max,
+            head=self._ledger.next_position - 1,
+            random=random,
+            now_ms=now_ms,
+        )
+
+    def _find(self, group: Group, ref: LeaseRef) -> Target | None:
+        """The row that a token speaks of; none in an earlier incarnation of the group."""
+        return None if ref.group_id != group.id else self._groups.find(group.id, ref.target)
+
+    def _apply_acks(self, group: Group, decided: Sequence[tuple[LeaseRef, AckDecision]]) -> Group:
+        """Do what acks were decided to do; the group as it then is."""
+        if not decided:
+            return group
+        changes, groups = self._open_group(), self._groups
+        dropped = aside = 0
+        for ref, decision in decided:
+            if decision.row is None:
+                groups.drop(changes, group.id, ref.target)
+                dropped += 1
+            else:
+                groups.save(changes, group.id, decision.row)
+            for event in decision.parked:
+                known = groups.find_parked(group.id, event.target, event.position)
+                aside += known is None
+                groups.save_parked(changes, group.id, event)
+            for position in decision.handled:
+                groups.drop_parked(changes, group.id, ref.target, position)
+                aside -= 1
+        return self._recount(group, targets=-dropped, parked=aside)
+
+    def _recount(self, group: Group, *, targets: int = 0, parked: int = 0) -> Group:
+        if not targets and not parked:
+            return group
+        counted = group._replace(
+            targets_count=group.targets_count + targets, parked_count=group.parked_count + parked
+        )
+        self._groups.save_group(self._open_group(), counted)
+        return counted
+
+    def _renew(self, group: Group, request: RenewLeases) -> RenewDone:
+        now_ms = self._tick()
+        ends: list[int | None] = []
+        changes = None
+        for ref in request.leases:
+            row = self._find(group, ref)
+            if request.lease_ms is None:
+                after = decide_release(row, ref.number, now_ms=now_ms)
+            else:
+                after = decide_renew(row, ref.number, lease_ms=request.lease_ms, now_ms=now_ms)
+            ends.append(None if after is None else after.lease_until_ms)
+            if after is not None:
+                changes = changes or self._open_group()
+                self._groups.save(changes, group.id, after)
+        return RenewDone(ends)
+
+    # Fencing: leases as a condition of appends and commits
+
+    def check(self, ref: LeaseRef) -> LeaseLost | GroupGone | None:
+        """Whether a lease is lost that an append rests on."""
+        group = self._groups.find_group(ref.group)
+        if group is None:
+            return GroupGone()
+        return check_lease(group, self._find(group, ref), ref)
+
+    def ack_with_commit(self, ref: LeaseRef, ack: Ack) -> AckInvalid | None:
+        """Ack a lease that `check` found current, in the commit of its effects."""
+        group = self._groups.find_group(ref.group)
+        assert group is not None, "the lease was checked"
+        now_ms = self._tick()
+        outcome = self._decide_ack(group, ref, ack, {}, 0.0, now_ms)
+        if isinstance(outcome, AckInvalid):
+            return outcome
+        if isinstance(outcome, AckDecision):
+            self._apply_acks(group, [(ref, outcome)])
+        return None
+
+    # Operators
+
+    def _operate(self, group: Group, request: Operate | ParkEvents) -> Changed | TargetMissing:
+        now_ms = self._tick()
+        if isinstance(request, ParkEvents):
+            return (
+                self._replay(group, request, now_ms)
+                if request.replay
+                else self._park(group, request, now_ms)
+            )
+        next_target = None
+        if request.targets is None:
+            rows_max = request.rows_max
+            blocked = request.filter.blocked is True
+            rows = self._groups.page(group.id, request.after, rows_max, blocked=blocked)
+            next_target = rows[-1].target if len(rows) == rows_max else None
+            rows = [
+                row
+                for row in rows
+                if request.filter.matches(row.target, row.source, row.lane, blocked=row.blocked)
+            ]
+        else:
+            rows = []
+            for name in request.targets:
+                row = self._groups.find(group.id, name)
+                if row is None:
+                    return TargetMissing(name)
+                rows.append(row)
+        changed: list[str] = []
+        for row in rows:
+            after = _operated(group, row, request, now_ms)
+            if after is not None:
+                self._store_operated(group, request, after)
+                changed.append(row.target)
+        return Changed(changed, next_target)
+
+    def _store_operated(self, group: Group, request: Operate, row: Target) -> None:
+        changes, groups = self._open_group(), self._groups
+        if request.operation == "reset":
+            events = groups.parked_of(group.id, row.target, row.at, ASIDE_MAX)
+            gone = [event for event in events if unparked_by_reset(row, event)]
+            for event in gone:
+                groups.drop_parked(changes, group.id, row.target, event.position)
+            replayed = sum(event.replaying for event in gone)
+            row = row._replace(replaying=max(0, row.replaying - replayed))
+            current = groups.find_group(group.name) or group
+            self._recount(current, parked=-len(gone))
+        if group.settings.targets == "message" and not row.has_work:
+            groups.drop(changes, group.id, row.target)
+            self._recount(groups.find_group(group.name) or group, targets=-1)
+            return
+        groups.save(changes, group.id, row)
+
+    def _park(self, group: Group, request: ParkEvents, now_ms: int) -> Changed | TargetMissing:
+        """Set events aside; a filter parks the event that each of its targets failed on."""
+        events = list(request.events or ())
+        if request.events is None:
+            blocked = request.filter.blocked is True
+            events += [
+                (row.target, row.failed)
+                for row in self._groups.page(group.id, "", request.limit, blocked=blocked)
+                if row.failed is not None
+                and request.filter.matches(row.target, row.source, row.lane, blocked=row.blocked)
+            ]
+        changed: list[str] = []
+        for name, position in events:
+            found = self._groups.find(group.id, name)
+            if found is None:
+                return TargetMissing(name)
+            group = self._groups.find_group(group.name) or group
+            decision = decide_park(group, found, position=position, now_ms=now_ms)
+            if decision is None or group.parked_count >= self._limits.parked_max:
+                continue
+            changes = self._open_group()
+            known = self._groups.find_parked(group.id, name, position)
+            self._groups.save_parked(changes, group.id, decision.event)
+            if decision.row is None:
+                self._groups.drop(changes, group.id, name)
+            else:
+                self._groups.save(changes, group.id, decision.row)
+            self._recount(group, targets=-(decision.row is None), parked=known is None)
+            changed.append(name)
+        return Changed(changed, None, len(changed))
+
+    def _replay(self, group: Group, request: ParkEvents, now_ms: int) -> Changed | TargetMissing:
+        """Have parked events given out again: those named, or some of those that a filter takes."""
+        events: list[Parked] = []
+        if request.events is not None:
+            for name, position in request.events:
+                event = self._groups.find_parked(group.id, name, position)
+                if event is None:
+                    return TargetMissing(f"{name}@{position}")
+                events.append(event)
+        else:
+            events = self._waiting_aside(group, request)
+        changed: list[str] = []
+        for event in events:
+            row = self._groups.find(group.id, event.target)
+            decision = decide_replay(row, event, now_ms=now_ms)
+            if decision is None:
+                continue
+            changes = self._open_group()
+            self._groups.save_parked(changes, group.id, decision.event)
+            self._groups.save(changes, group.id, decision.row)
+            current = self._groups.find_group(group.name) or group
+            if decision.row.lane not in current.lanes:
+                current = current._replace(lanes=(*current.lanes, decision.row.lane))
+            self._recount(current, targets=row is None)
+            changed.append(event.target)
+        return Changed(changed, None, len(changed))
+
+    def _waiting_aside(self, group: Group, request: ParkEvents) -> list[Parked]:
+        found: list[Parked] = []
+        after = ("", -1)
+        while len(found) < request.limit:
+            page = self._groups.parked_page(group.id, after, ASIDE_MAX)
+            for event in page:
+                row = self._groups.find(group.id, event.target)
+                lane, blocked = (row.lane, row.blocked) if row else ("default", False)
+                if not event.replaying and request.filter.matches(
+                    event.target, event.source, lane, blocked=blocked
+                ):
+                    found.append(event)
+            if len(page) < ASIDE_MAX:
+                break
+            after = (page[-1].target, page[-1].position)
+        return found[: request.limit]
+
+
+def _operated(group: Group, row: Target, request: Operate, now_ms: int) -> Target | None:
+    match request.operation:
+        case "unblock":
+            return decide_unblock(row, now_ms=now_ms)
+        case "reset":
+            return decide_reset(group, row, at=request.at, now_ms=now_ms)
+        case "defer":
+            return decide_defer(row, until_ms=request.until_ms, now_ms=now_ms)
+        case "prioritize":
+            return decide_prioritize(row, priority=request.priority, now_ms=now_ms)
+        case "skip":
+            return decide_skip(row, position=request.at, now_ms=now_ms)

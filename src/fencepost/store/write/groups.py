@@ -1,0 +1,333 @@
+"""Groups, their targets and parked events, as they stand after all decisions made so far.
+
+What is on disk lies in the tables `groups`, `leases` and `parked`; what open groups of the commit
+change lies on top. There is no copy of all targets in memory: a row is read when a request names
+it, and a claim reads the few rows that its order puts first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from fencepost.protocol.groups import Group, GroupSettings
+from fencepost.protocol.leases import Parked, Slots, Target
+from fencepost.store.database import Connection, Row
+
+LIVE, DELETED = 0, 1
+IDLE, READY, DUE, BLOCKED = range(4)
+"""States of a target's row: by what a claim finds it."""
+
+_SETTINGS = msgspec.json.Decoder(GroupSettings)
+
+
+class GroupChanges(Protocol):
+    """An open group of the commit, as far as this module writes to it."""
+
+    groups: dict[int, Group | None]
+    leases: dict[int, dict[str, Target | None]]
+    parked: dict[tuple[int, str, int], Parked | None]
+    bulk: list[tuple[str, list[Row]]]
+
+
+class GroupRows:
+    """Finds rows of groups as they are on disk."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def group(self, name: str) -> Group | None:
+        """A group by its name."""
+        rows = self.connection.fetch("find_group", (name,))
+        return group_from_row(rows[0]) if rows else None
+
+    def target(self, group_id: int, target: str) -> Target | None:
+        """The row of a target."""
+        rows = self.connection.fetch("find_lease", (group_id, target))
+        return target_from_row(rows[0]) if rows else None
+
+    def in_order(
+        self, group_id: int, lane: str, slots: Slots, now_ms: int, changed: int
+    ) -> Iterator[Target]:
+        """The rows of a lane that a claim takes first, and `changed` more of each kind."""
+        wanted = sum(slots) + changed
+        urgent = self.fetch("claim_urgent", group_id, lane, wanted)
+        yield from urgent
+        if len(urgent) == wanted:
+            # There are more, and the oldest and the newest may be among them.
+            yield from self.fetch("claim_oldest", group_id, lane, slots.fair + changed)
+            yield from self.fetch("claim_newest", group_id, lane, slots.leading + changed)
+        yield from self.fetch("claim_due", group_id, lane, now_ms, wanted)
+
+    def due_in_order(self, group_id: int, lane: str, now_ms: int, rows_max: int) -> Sequence[Row]:
+        """When rows come due, and whose they are."""
+        return self.connection.fetch("next_due", (group_id, lane, now_ms, rows_max))
+
+    def fetch(self, query: str, *values: object) -> list[Target]:
+        """The targets that a query finds."""
+        return [target_from_row(row) for row in self.connection.fetch(query, values)]
+
+
+class Groups:
+    """The decided state of groups. `pending` are the groups of the commit that are not on disk."""
+
+    def __init__(self, rows: GroupRows, pending: Sequence[GroupChanges]) -> None:
+        self._rows = rows
+        self._pending = pending
+
+    @property
+    def _connection(self) -> Connection:
+        return self._rows.connection
+
+    # Groups
+
+    def find_group(self, name: str) -> Group | None:
+        """A group by its name."""
+        deleted: set[int] = set()
+        for changes in reversed(self._pending):
+            for group_id, group in changes.groups.items():
+                if group is None:
+                    deleted.add(group_id)
+                elif group.name == name and group_id not in deleted:
+                    return group
+        found = self._rows.group(name)
+        return None if found is None or found.id in deleted else found
+
+    def count(self) -> int:
+        """How many groups exist."""
+        [(count,)] = self._connection.fetch("count_groups")
+        assert isinstance(count, int)
+        known: dict[int, Group | None] = {}
+        for changes in self._pending:
+            known |= changes.groups
+        for group_id, group in known.items():
+            on_disk = bool(self._connection.fetch("find_group_by_id", (group_id,)))
+            count += (group is not None) - on_disk
+        return count
+
+    def save_group(self, changes: GroupChanges, group: Group) -> None:
+        """A group is new, or another than it was."""
+        changes.groups[group.id] = group
+
+    def delete_group(self, changes: GroupChanges, group: Group) -> None:
+        """A group goes. Its rows stay for the upkeep: no request finds them without the group."""
+        changes.groups[group.id] = None
+        changes.leases.pop(group.id, None)
+        for place in [place for place in changes.parked if place[0] == group.id]:
+            del changes.parked[place]
+        values = (*group_columns(group), DELETED)
+        changes.bulk.append(("save_group", [values]))
+
+    # Targets
+
+    def find(self, group_id: int, target: str) -> Target | None:
+        """The row of a target."""
+        for changes in reversed(self._pending):
+            rows = changes.leases.get(group_id)
+            if rows is not None and target in rows:
+                return rows[target]
+        return self._rows.target(group_id, target)
+
+    def save(self, changes: GroupChanges, group_id: int, row: Target) -> None:
+        """A target is new, or another than it was."""
+        changes.leases.setdefault(group_id, {})[row.target] = row
+
+    def drop(self, changes: GroupChanges, group_id: int, target: str) -> None:
+        """A target goes."""
+        changes.leases.setdefault(group_id, {})[target] = None
+
+    def candidates(self, group: Group, lane: str | None, slots: Slots, now_ms: int) -> list[Target]:
+        """The rows that a claim may take, those first that its order puts first, and some more."""
+        lanes = group.lanes if lane is None else (lane,)
+        changed = self._changed(group.id)
+        found: dict[str, Target] = {}
+        for name in lanes:
+            for row in self._rows.in_order(group.id, name, slots, now_ms, len(changed)):
+                found[row.target] = row
+        for target, changed_row in changed.items():
+            found.pop(target, None)
+            if changed_row is not None:
+                found[target] = changed_row
+        return list(found.values())
+
+    def _changed(self, group_id: int) -> dict[str, Target | None]:
+        """The group's rows that are not on disk as they are."""
+        changed: dict[str, Target | None] = {}
+        for changes in self._pending:
+            changed |= changes.leases.get(group_id, {})
+        return changed
+
+    def next_due_ms(self, group: Group, lane: str | None, now_ms: int) -> int | None:
+        """When the next target can be claimed that cannot be claimed now."""
+        changed = self._changed(group.id)
+        dues = [
+            row.due_ms
+            for row in changed.values()
+            if row is not None
+            and lane in (None, row.lane)
+            and state_of(row) == DUE
+            and row.due_ms > now_ms
+        ]
+        for name in group.lanes if lane is None else (lane,):
+            on_disk = self._rows.due_in_order(group.id, name, now_ms, len(changed) + 1)
+            dues += [due_ms for due_ms, target in on_disk if target not in changed][:1]
+        return min(dues, default=None)
+
+    def page(self, group_id: int, after: str, rows_max: int, *, blocked: bool) -> list[Target]:
+        """Targets in the order of their names; `blocked`: only such."""
+        changed = self._changed(group_id)
+        query = "blocked_leases_after" if blocked else "leases_after"
+        found = {
+            row.target: row
+            for row in self._rows.fetch(query, group_id, after, rows_max + len(changed))
+        }
+        for target, row in changed.items():
+            found.pop(target, None)
+            if row is not None and target > after and (row.blocked or not blocked):
+                found[target] = row
+        return [found[target] for target in sorted(found)[:rows_max]]
+
+    # Parked events
+
+    def find_parked(self, group_id: int, target: str, position: int) -> Parked | None:
+        """A parked event."""
+        place = (group_id, target, position)
+        for changes in reversed(self._pending):
+            if place in changes.parked:
+                return changes.parked[place]
+        rows = self._connection.fetch("find_parked", place)
+        return parked_from_row(rows[0]) if rows else None
+
+    def parked_of(self, group_id: int, target: str, after: int, rows_max: int) -> list[Parked]:
+        """The parked events of a target behind a position, in order."""
+        changed: dict[int, Parked | None] = {}
+        for changes in self._pending:
+            for (owner, name, position), event in changes.parked.items():
+                if owner == group_id and name == target:
+                    changed[position] = event
+        values = (group_id, target, after, rows_max + len(changed))
+        rows = self._connection.fetch("parked_of_target", values)
+        found: dict[int, Parked | None] = {row[2]: parked_from_row(row) for row in rows}
+        found |= changed
+        return [
+            event
+            for _, event in sorted(found.items())
+            if event is not None and event.position > after
+        ][:rows_max]
+
+    def parked_page(self, group_id: int, after: tuple[str, int], rows_max: int) -> list[Parked]:
+        """Parked events in the order of targets and positions."""
+        changed: dict[tuple[str, int], Parked | None] = {}
+        for changes in self._pending:
+            for (owner, name, position), event in changes.parked.items():
+                if owner == group_id:
+                    changed[name, position] = event
+        values = (group_id, *after, rows_max + len(changed))
+        rows = self._connection.fetch("parked_after", values)
+        found: dict[tuple[str, int], Parked | None] = {
+            (row[0], row[2]): parked_from_row(row) for row in rows
+        }
+        found |= changed
+        return [
+            event for place, event in sorted(found.items()) if event is not None and place > after
+        ][:rows_max]
+
+    def save_parked(self, changes: GroupChanges, group_id: int, event: Parked) -> None:
+        """An event is parked, or is parked otherwise than it was."""
+        changes.parked[group_id, event.target, event.position] = event
+
+    def drop_parked(self, changes: GroupChanges, group_id: int, target: str, position: int) -> None:
+        """An event is parked no more."""
+        changes.parked[group_id, target, position] = None
+
+    # Committing
+
+    def seal(self, changes: GroupChanges) -> None:
+        """Take down the rows to write."""
+        if not (changes.groups or changes.leases or changes.parked):
+            return
+        saved = [(*group_columns(group), LIVE) for group in changes.groups.values() if group]
+        leases: list[Row] = []
+        dropped: list[Row] = []
+        for group_id, rows in changes.leases.items():
+            for target, row in rows.items():
+                if row is None:
+                    dropped.append((group_id, target))
+                else:
+                    leases.append(target_columns(group_id, row))
+        parked: list[Row] = []
+        unparked: list[Row] = []
+        for place, event in changes.parked.items():
+            if event is None:
+                unparked.append(place)
+            else:
+                parked.append((place[0], *event))
+        for name, values in (
+            ("save_group", saved),
+            ("save_lease", leases),
+            ("drop_lease", dropped),
+            ("save_parked", parked),
+            ("drop_parked", unparked),
+        ):
+            if values:
+                changes.bulk.append((name, values))
+
+
+def state_of(row: Target) -> int:
+    """By what a claim finds a row."""
+    if row.blocked:
+        return BLOCKED
+    if not row.has_work:
+        return IDLE
+    return DUE if row.due_ms > 0 else READY
+
+
+def target_columns(group_id: int, row: Target) -> Row:
+    """A target as its row on disk has it."""
+    return (group_id, *row, state_of(row), row.due_ms)
+
+
+def target_from_row(row: Row) -> Target:
+    """A target from its row on disk, whose truths may be numbers."""
+    return Target._make((*row[:12], bool(row[12]), *row[13:]))
+
+
+def parked_from_row(row: Row) -> Parked:
+    """A parked event from its row on disk."""
+    found = Parked(*row)
+    return found._replace(replaying=bool(found.replaying))
+
+
+def group_columns(group: Group) -> Row:
+    """A group as its row on disk has it."""
+    return (
+        group.id,
+        group.name,
+        msgspec.json.encode(group.settings).decode(),
+        group.start,
+        group.watermark,
+        group.created_ms,
+        group.owner,
+        group.targets_count,
+        group.parked_count,
+        msgspec.json.encode(group.lanes).decode(),
+    )
+
+
+def group_from_row(row: Row) -> Group:
+    """A group from its row on disk."""
+    group_id, name, settings, start, watermark, created_ms, owner, targets, parked, lanes = row
+    return Group(
+        group_id,
+        name,
+        _SETTINGS.decode(settings),
+        start,
+        watermark,
+        created_ms,
+        owner,
+        targets,
+        parked,
+        tuple(msgspec.json.decode(lanes)),
+    )
