@@ -127,7 +127,7 @@ async def test_sixteen_actors_lose_no_increment_and_count_none_twice(
     assert (row.value.count, row.epoch, row.version) == (total, 0, total - 1)
 
 
-async def test_every_tool_call_has_one_result_whoever_is_killed(
+async def test_every_tool_call_has_one_result_whichever_actor_is_killed(
     server_process: ServerProcess, client: AsyncClient
 ) -> None:
     session = await client.create("faults/session")
