@@ -21,8 +21,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fencepost.store.opener import AnyStoreSettings
-from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.settings import SqliteSettings
+from fencepost.store.settings import PostgresSettings, SqliteSettings
 from fencepost.testing.postgres import shared_server
 from fencepost.testing.server import TestServer
 

@@ -19,9 +19,8 @@ from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk, Store, StreamInfo
 from fencepost.store.maintain.jobs import MaintainedStore
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
-from fencepost.store.settings import SqliteSettings
+from fencepost.store.settings import PostgresSettings, SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
 from fencepost.testing.postgres import shared_server

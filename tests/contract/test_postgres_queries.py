@@ -19,20 +19,19 @@ from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import Policy, Retention
 from fencepost.protocol.streams import Segment
 from fencepost.store import records
-from fencepost.store.database import Connection, Row, Values
 from fencepost.store.log_contract import Integers, LogQuery, LogRows, PlanQuery
 from fencepost.store.maintain import jobs
 from fencepost.store.maintain import purge as purges
 from fencepost.store.postgres.driver.connection import PostgresConnection, connect
 from fencepost.store.postgres.driver.statements import QUERIES, statement
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.read import chunks as reading
 from fencepost.store.read import lists
 from fencepost.store.read import log_plan as plans
 from fencepost.store.read.chunks import own_segments
 from fencepost.store.read.log import read_log
 from fencepost.store.read.log_selection import ends_of, head_of
-from fencepost.store.sql import load_queries
+from fencepost.store.settings import PostgresSettings
+from fencepost.store.sql import Connection, Row, Values, load_queries
 from fencepost.store.sqlite import connection as sqlite
 from fencepost.testing.clock import SimClock
 from fencepost.testing.postgres import PostgresServer

@@ -16,9 +16,9 @@ from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk
-from fencepost.store.database import Row
 from fencepost.store.group_contract import DeleteGroup
 from fencepost.store.postgres.driver.connection import PostgresConnection
+from fencepost.store.sql import Row
 from fencepost.store.sqlite.connection import SqliteConnection
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore

@@ -26,8 +26,8 @@ from fencepost.protocol.appends import (
 from fencepost.protocol.batches import bytes_batch
 from fencepost.protocol.commits import Part
 from fencepost.store.contract import Chunk, SoftDeleted, StreamInfo
-from fencepost.store.database import Row
 from fencepost.store.settings import SqliteSettings
+from fencepost.store.sql import Row
 from fencepost.store.sqlite.check import check as check_folder
 from fencepost.store.sqlite.connection import FILE, SqliteConnection
 from fencepost.store.sqlite.store import SqliteStore

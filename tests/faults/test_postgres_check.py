@@ -12,7 +12,7 @@ import asyncio
 from pathlib import Path
 
 from fencepost.store.postgres.check import check
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 from tests.faults.coordinating import WAKES
 from tests.faults.test_postgres_kills import Load
 from tests.postgres.nodes import rows

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from fencepost.store.postgres.check import check
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 from fencepost.testing.postgres import PostgresServer
 from tests.postgres.large_support import Database
 from tests.postgres.nodes import Node, nodes, until

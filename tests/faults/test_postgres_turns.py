@@ -25,8 +25,8 @@ from fencepost.protocol.appends import Appended, Duplicate
 from fencepost.protocol.commits import Commit, CommitDuplicate, CommitItem, Committed
 from fencepost.protocol.creates import Create
 from fencepost.store.contract import Chunk, Failed, StoreAwayError, StreamInfo, Unknown
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.settings import PostgresSettings
 from tests.contract.subject import append
 
 KILLS = int(os.environ.get("FENCEPOST_FAULT_KILLS", "60"))

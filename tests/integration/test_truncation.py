@@ -12,9 +12,9 @@ from fencepost.protocol.creates import BadForkPoint, Created
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Truncated
-from fencepost.store.database import Row
 from fencepost.store.maintain import jobs
 from fencepost.store.maintain import purge as purges
+from fencepost.store.sql import Row
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from tests.contract.conditional import ask_commit, ask_stage, item

@@ -20,9 +20,9 @@ from fencepost.protocol.commits import Commit, CommitItem, Part
 from fencepost.protocol.limits import Limits
 from fencepost.store.contract import Chunk, StreamInfo
 from fencepost.store.postgres.large.locks import LARGE_COMMITS
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.read.log import SqlLogs
+from fencepost.store.settings import PostgresSettings
 from tests.contract.subject import batch_of
 from tests.postgres.nodes import until
 

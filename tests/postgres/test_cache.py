@@ -21,8 +21,8 @@ from fencepost.protocol.streams import Lifetime, Stream
 from fencepost.protocol.writers import WriterOpen
 from fencepost.store.contract import Upload
 from fencepost.store.postgres.cache import PRODUCERS_MAX, Changes, Seen, lists_all_changes
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.settings import PostgresSettings
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.ledger import LedgerGroup
 from fencepost.testing.clock import SimClock

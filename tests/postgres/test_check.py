@@ -10,7 +10,7 @@ import pytest
 
 from fencepost.protocol.commits import CommittedInSlices
 from fencepost.store.postgres.check import check
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 from fencepost.testing.postgres import shared_server
 from tests.integration.damages import PLANTED, PLANTED_IN_A_DATABASE, in_postgres
 from tests.integration.folders import furnish_database

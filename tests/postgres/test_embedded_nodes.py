@@ -3,7 +3,7 @@
 import httpx
 
 from fencepost.server.embedding import embedded
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 
 PATH = "/v1/stream/__ds/subscriptions/s"
 PULL = {"type": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool"}

@@ -10,10 +10,10 @@ from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.creates import Create, Created
 from fencepost.store.contract import Published
-from fencepost.store.database import Row
 from fencepost.store.postgres.cluster.feed import Turn
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.settings import PostgresSettings
+from fencepost.store.sql import Row
 from tests.contract.subject import append
 
 WAIT_SECONDS_MAX = 30.0

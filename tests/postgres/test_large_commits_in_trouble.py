@@ -18,7 +18,7 @@ from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large import commits as large
 from fencepost.store.postgres.large.locks import LARGE_COMMITS, LargeSession
 from fencepost.store.postgres.requests import Request
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 from tests.postgres.large_support import (
     PATHS,
     STOP,

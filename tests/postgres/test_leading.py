@@ -16,9 +16,9 @@ from fencepost.store.contract import Failed, StoreAwayError
 from fencepost.store.postgres.cluster.leader import Leading
 from fencepost.store.postgres.cluster.term import DatabaseClock, NotLeadingError, Term
 from fencepost.store.postgres.maintain import PostgresUpkeep
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.postgres.subscriptions import PostgresSubscriptions, secret
+from fencepost.store.settings import PostgresSettings
 from fencepost.store.write.decider import Decider
 from fencepost.testing.clock import SimClock
 from tests.postgres.nodes import rows

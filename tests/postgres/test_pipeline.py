@@ -14,7 +14,7 @@ import uvloop
 from fencepost.store.postgres.driver.connection import SilentError, is_away
 from fencepost.store.postgres.driver.pipeline import WritingConnection, packed
 from fencepost.store.postgres.driver.statements import packer
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 from fencepost.testing.postgres import shared_server
 
 Work = Callable[[], Coroutine[Any, Any, None]]

@@ -13,8 +13,8 @@ from fencepost.protocol.creates import Create, Created
 from fencepost.store.contract import Failed, Missing, StreamInfo
 from fencepost.store.postgres.cache import BulkLoader
 from fencepost.store.postgres.requests import Request
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.settings import PostgresSettings
 from fencepost.store.write.decider import Decider
 from tests.contract.subject import append
 

@@ -22,8 +22,7 @@ import pytest
 
 from fencepost.cli import settings as loading
 from fencepost.cli.settings import TABLES
-from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.settings import StoreSettings
+from fencepost.store.settings import PostgresSettings, StoreSettings
 from tests.serving import ServerProcess
 
 ROOT = Path(__file__).parents[2]

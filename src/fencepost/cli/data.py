@@ -35,8 +35,7 @@ from fencepost.store.opener import (
     require_postgres,
     saying_why,
 )
-from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.settings import SqliteSettings
+from fencepost.store.settings import PostgresSettings, SqliteSettings
 from fencepost.store.sql import SchemaTooNewError
 from fencepost.store.sqlite import backup as copies
 from fencepost.store.sqlite.check import check as check_place

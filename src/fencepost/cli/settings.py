@@ -37,8 +37,7 @@ from fencepost.server.settings import (
 )
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.opener import AnyStoreSettings
-from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.settings import SqliteSettings
+from fencepost.store.settings import PostgresSettings, SqliteSettings
 
 T = TypeVar("T")
 

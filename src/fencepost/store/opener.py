@@ -27,10 +27,9 @@ from fencepost.store.contract import (
     SubscriptionStore,
 )
 from fencepost.store.log_contract import ListStore, LogStore
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
-from fencepost.store.settings import SqliteSettings
+from fencepost.store.settings import PostgresSettings, SqliteSettings
 from fencepost.store.sql import Schema
 from fencepost.store.sqlite import migrate as sqlite_schema
 from fencepost.store.sqlite.connection import PAGE_BYTES

@@ -29,7 +29,7 @@ from fencepost.protocol.streams import (
 )
 from fencepost.protocol.subscriptions import Config, Link, Seen, Subscription, Wake
 from fencepost.store.contract import LiveStream
-from fencepost.store.database import Connection, Row
+from fencepost.store.sql import Connection, Row
 
 _PACKED = 0x78
 """What the answer to a large commit begins with: it is compressed. JSON begins with a brace."""

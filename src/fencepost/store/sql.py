@@ -1,17 +1,56 @@
-"""SQL in files: named queries, and numbered migrations with what a schema still lacks of them.
+"""SQL: what a connection can do, named queries in files, and numbered migrations.
 
-A query lives in a .sql file under the line `-- name: some_name`; comment lines below that line
-describe it. A migration is a file of its own, named `0001_first.sql` and so on.
+Each store brings its own SQL under the same names, so that the code that decides, reads and
+maintains is written once against `Connection`. A query lives in a .sql file under the line
+`-- name: some_name`; comment lines below that line describe it. A migration is a file of its own,
+named `0001_first.sql` and so on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+Row = tuple[Any, ...]
+Values = Sequence[object] | Mapping[str, object]
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+
+
+class Connection(Protocol):
+    """One connection to the database of a store."""
+
+    @property
+    def after_every_text(self) -> str | bytes:
+        """A value that the database orders behind every text."""
+        ...
+
+    def fetch(self, query: str, values: Values = (), *, rows: str | None = None) -> list[Row]:
+        """All rows of a named query, over the rows that the query called `rows` selects."""
+        ...
+
+    def execute(self, query: str, values: Values = ()) -> int:
+        """Carry out a named statement; how many rows it changed."""
+        ...
+
+    def execute_many(self, query: str, rows: Sequence[Row]) -> None:
+        """Carry out a named statement for each of these values."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Begin a transaction: one view of the database for what is read in it, and for what is
+        written all or nothing."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None: ...
 
 
 def load_queries(package: str, file: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fencepost.store.postgres.migrate import migrate_database
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 
 ADDRESS = "FENCEPOST_TEST_POSTGRES"
 START_SECONDS_MAX = 60.0

@@ -9,8 +9,7 @@ import pytest
 from fencepost.cli.settings import TABLES, SettingsError, default_folder, load, load_store
 from fencepost.server.settings import ServerSettings
 from fencepost.store.opener import AnyStoreSettings, describe
-from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.settings import SqliteSettings
+from fencepost.store.settings import PostgresSettings, SqliteSettings
 
 
 def from_text(

@@ -27,7 +27,7 @@ from fencepost.store.postgres.driver.connection import (
     judge,
 )
 from fencepost.store.postgres.migrate import migrate, migrate_database, schema_of
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import SchemaTooNewError
 from fencepost.testing.postgres import PostgresServer
 

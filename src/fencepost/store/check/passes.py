@@ -24,12 +24,11 @@ from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
 from fencepost.store.check.report import Progress, Report, Rows, StreamState
 from fencepost.store.check.rows import ProducerCheck, RowCheck, json_wrong, lengths_wrong
-from fencepost.store.database import Row
-from fencepost.store.large.recovery import CERTAIN, REDONE, UNDECIDED
-from fencepost.store.large.slices import Slice, decode_slice
+from fencepost.store.large.slices import CERTAIN, REDONE, UNDECIDED, Slice, decode_slice
 from fencepost.store.maintain.purge import unpack_runs
 from fencepost.store.read.log_selection import WIDTH
 from fencepost.store.records import DELETED, LIVE, TRUNCATED
+from fencepost.store.sql import Row
 
 
 class Checker:

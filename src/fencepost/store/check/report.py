@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Segment
-from fencepost.store.database import Row
+from fencepost.store.sql import Row
 
 FINDINGS_KEPT_MAX = 1_000
 """Findings that are kept in full; beyond it they are only counted, by code."""

@@ -19,7 +19,6 @@ import msgspec
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import PACKED_BYTES, RECENT_BATCHES, pack
 from fencepost.store.check.report import Progress, Report, StreamState
-from fencepost.store.database import Row
 from fencepost.store.records import (
     CLOSED,
     DELETED,
@@ -29,6 +28,7 @@ from fencepost.store.records import (
     REMOVED,
     TRUNCATED,
 )
+from fencepost.store.sql import Row
 
 ROWS_PER_TELL = 4_096
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fencepost.protocol.commits import CommitItem, Part
 from fencepost.protocol.streams import Stream
 from fencepost.store import records
-from fencepost.store.database import Connection, Row
+from fencepost.store.sql import Connection, Row
 from fencepost.store.write.ledger import Ledger, LedgerGroup
 from fencepost.store.write.loader import DiskLoader, Loader
 from fencepost.store.write.staging import ChunkRow, StagedPart

@@ -38,10 +38,9 @@ from fencepost.protocol.offsets import START
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer
 from fencepost.protocol.writers import Writer
-from fencepost.store.database import Connection
 from fencepost.store.large.copies import CommitCopy, Numbers, SnapshotLoader
-from fencepost.store.large.recovery import CERTAIN
-from fencepost.store.large.slices import slice_of
+from fencepost.store.large.slices import CERTAIN, slice_of
+from fencepost.store.sql import Connection
 from fencepost.store.write.decider import Counts, Decider
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.keys import COMMITS

@@ -1,20 +1,32 @@
 """Slices: what a part of a large commit writes, as rows that need no more deciding.
 
-A slice is a sealed group of a ledger of its own. It is kept on disk until it is carried out. After
-a crash between two slices the next start carries out the rest: it writes the rows of the slices,
-and needs no other state for that.
+A slice is a sealed group of a ledger of its own. It is kept on disk until it is carried out. A
+store that ended between two slices finishes the commit when it opens again, before its first
+request: it writes the rows of the remaining slices, and needs no other state for that. A commit
+that was not yet certain has never happened. No watcher of streams runs at that moment, so the
+slices stay, marked, until the watchers are told: what they write then goes in the transaction that
+drops the slices.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
-from fencepost.store.database import Row
+from fencepost.protocol.offsets import START
+from fencepost.store.contract import Published, Watcher
+from fencepost.store.large.copies import streams_at
 from fencepost.store.records import producer_columns
-from fencepost.store.write.ledger import LedgerGroup
+from fencepost.store.sql import Connection, Row
+from fencepost.store.write.ledger import LedgerGroup, view_of
 
+log = logging.getLogger(__name__)
+
+UNDECIDED, CERTAIN, REDONE = 0, 1, 2
+"""The states of a large commit on disk."""
 _INSERT_ID, _INSERT_PATH = 12, 13
 """Where these are among the values of `insert_stream`."""
 
@@ -80,3 +92,56 @@ def slice_of(sealed: LedgerGroup, *, is_last: bool) -> Slice:
 def decode_slice(content: bytes) -> Slice:
     """A slice as it was kept."""
     return _DECODER.decode(content)
+
+
+def tell_made(watcher: Watcher, piece: Slice) -> None:
+    """Tell a watcher of the streams that a slice makes, while its group is open."""
+    for made in piece.made():
+        watcher.created(made.id, made.path, START)
+
+
+def redo(connection: Connection, write: Callable[[Slice], object]) -> None:
+    """Finish what is certain and drop what is not; `write` puts rows into the tables."""
+    for first, _, state in connection.fetch("large_commits"):
+        if state == UNDECIDED:
+            with connection:
+                connection.execute("drop_slices", (first,))
+                connection.execute("end_large", (first,))
+        elif state == CERTAIN:
+            log.warning("finishing a large commit at position %d that was under way", first)
+            _finish(connection, first, write)
+    # A server that ended while it dropped the slices of a refused commit may have left some.
+    connection.execute("drop_stray_slices")
+
+
+def _finish(connection: Connection, first: int, write: Callable[[Slice], object]) -> None:
+    # No reader may see a part of it: the positions are held back until the last slice is in.
+    while found := connection.fetch("next_slice", (first, 0)):
+        [(number, content)] = found
+        piece = decode_slice(content)
+        with connection:
+            write(piece)
+            connection.execute("mark_slice", (first, number))
+            if piece.is_last:
+                connection.execute("turn_large", (REDONE, first))
+
+
+def tell_redone(
+    state: Connection,
+    group: LedgerGroup,
+    watcher: Watcher,
+    published: Callable[[list[Published]], None],
+) -> None:
+    """Tell a watcher of what was finished at this start; `group` is open, and drops it."""
+    for first, _, reached in state.fetch("large_commits"):
+        if reached != REDONE:
+            continue
+        for (number,) in state.fetch("some_slices", (first, -1)):
+            [(content,)] = state.fetch("slice_at", (first, number))
+            piece = decode_slice(content)
+            tell_made(watcher, piece)
+            paths = [made.path for made in piece.made()]
+            infos = [view_of(stream) for stream in streams_at(state, paths)]
+            published([Published(info, info.tail, None) for info in infos])
+            group.statements.append(("drop_slice", (first, number)))
+        group.statements.append(("end_large", (first,)))

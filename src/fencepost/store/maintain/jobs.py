@@ -37,12 +37,12 @@ from fencepost.protocol.retention import (
 )
 from fencepost.protocol.streams import PACKED_BYTES, RECENT_BATCHES, Segment, pack
 from fencepost.store.contract import StoreAwayError
-from fencepost.store.database import Connection, Row
 from fencepost.store.maintain import purge as purges
 from fencepost.store.read import log_plan as plans
 from fencepost.store.read.chunks import Readers
 from fencepost.store.records import TRUNCATED
 from fencepost.store.settings import StoreSettings
+from fencepost.store.sql import Connection, Row
 from fencepost.store.write.decider import Decider
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from fencepost.protocol.logs import Selection
-from fencepost.store.database import Connection, Row
 from fencepost.store.read.log_selection import bucket_of, end_of, run
+from fencepost.store.sql import Connection, Row
 
 RUNS_PER_RECORD_MAX = 4_096
 """A record with fewer runs of positions than this is added to."""

@@ -21,11 +21,11 @@ from fencepost.protocol.appends import KeyRecord
 from fencepost.protocol.commits import Part
 from fencepost.protocol.streams import Producer
 from fencepost.store import records
-from fencepost.store.database import Connection, Row
 from fencepost.store.group_contract import GroupRequest
 from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
 from fencepost.store.postgres.groups import TurnGroupRows
 from fencepost.store.postgres.requests import Needs
+from fencepost.store.sql import Connection, Row
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace

@@ -16,12 +16,11 @@ from psycopg import RawServerCursor, sql
 
 from fencepost.store.check.passes import Checker
 from fencepost.store.check.report import Progress, Report, Rows, UnreadableError, ignore
-from fencepost.store.database import Row
 from fencepost.store.postgres.driver.connection import PLANNING, PostgresConnection, connect
 from fencepost.store.postgres.driver.statements import prepare
 from fencepost.store.postgres.migrate import migrate
-from fencepost.store.postgres.settings import PostgresSettings
-from fencepost.store.sql import load_queries
+from fencepost.store.settings import PostgresSettings
+from fencepost.store.sql import Row, load_queries
 
 QUERIES = load_queries("fencepost.store.postgres", "check.sql")
 ROWS_PER_FETCH = 100

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import Slots, Target, share_slots
-from fencepost.store.database import Connection, Row
 from fencepost.store.group_contract import (
     AckLeases,
     ClaimTargets,
@@ -24,6 +23,7 @@ from fencepost.store.group_contract import (
     RenewLeases,
 )
 from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.sql import Connection, Row
 from fencepost.store.write.groups import GroupRows, group_from_row, target_from_row
 
 KNOWN_MAX = 10_000

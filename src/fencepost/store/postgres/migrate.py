@@ -23,7 +23,7 @@ from fencepost.store.postgres.driver.connection import (
     connect,
     is_away,
 )
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import Schema, SchemaTooNewError, Step, load_migrations, schema_at
 
 log = logging.getLogger(__name__)

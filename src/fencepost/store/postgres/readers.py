@@ -25,10 +25,10 @@ from fencepost.store.contract import (
     StreamInfo,
     Truncated,
 )
-from fencepost.store.database import Row, Values
 from fencepost.store.postgres.driver.connection import PostgresConnection, is_away
 from fencepost.store.read import chunks as reading
 from fencepost.store.read.chunks import Readers, own_segments
+from fencepost.store.sql import Row, Values
 
 T = TypeVar("T")
 

@@ -50,8 +50,8 @@ from fencepost.store.postgres.large.commits import LargeCommit
 from fencepost.store.postgres.migrate import migrate
 from fencepost.store.postgres.readers import Lookups, PostgresReaders, read_stream
 from fencepost.store.postgres.requests import Needs, Request, needs_of, needs_of_append
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.turns import Turns
+from fencepost.store.settings import PostgresSettings
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.front import Touched, WriteFront
 from fencepost.store.write.ledger import LedgerGroup, view_of

@@ -23,13 +23,12 @@ from fencepost.protocol.streams import Stream
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.store import records
 from fencepost.store.contract import Failure, LiveStream, Published, Watcher
-from fencepost.store.database import Row
 from fencepost.store.postgres.cluster.feed import Turn
-from fencepost.store.postgres.cluster.following import Following
-from fencepost.store.postgres.cluster.term import Term
+from fencepost.store.postgres.cluster.term import Following, Term
 from fencepost.store.postgres.driver.connection import PostgresConnection
 from fencepost.store.postgres.requests import Needs
 from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.sql import Row
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.ledger import view_of
 

@@ -28,14 +28,14 @@ from typing import Any
 import psycopg
 
 from fencepost.store.contract import Failed, Failure, Unknown
-from fencepost.store.database import Row
 from fencepost.store.postgres.cache import Cache, lists_all_changes
 from fencepost.store.postgres.driver.connection import is_away, is_full
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.locks import LARGE_COMMITS, HeldRequests, mark_of_path
 from fencepost.store.postgres.requests import WAIT, Done, Request, together
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.records import producer_columns
+from fencepost.store.settings import PostgresSettings
+from fencepost.store.sql import Row
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.ledger import LedgerGroup
 

@@ -24,7 +24,7 @@ from fencepost.protocol.creates import (
 )
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Segment, Stream
-from fencepost.store.database import Connection
+from fencepost.store.sql import Connection
 
 
 class Closable(Protocol):

@@ -17,11 +17,11 @@ from fencepost.protocol.logs import literal_prefix, next_text, text_range
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.writers import Writer
-from fencepost.store.database import Connection, Row
 from fencepost.store.large.locks import Holds
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, Page
 from fencepost.store.read.chunks import Readers
 from fencepost.store.read.log_selection import end_of
+from fencepost.store.sql import Connection, Row
 
 CANDIDATES_MAX = 10_000
 """Streams, or producers, that one page looks at."""

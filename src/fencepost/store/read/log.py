@@ -21,7 +21,6 @@ import msgspec
 
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import ROW_BYTES, LogRow, Part, Selection, fitting, fitting_in_row
-from fencepost.store.database import Connection
 from fencepost.store.log_contract import (
     BeyondHead,
     Integers,
@@ -50,6 +49,7 @@ from fencepost.store.read.log_selection import (
     run,
     streams_between,
 )
+from fencepost.store.sql import Connection
 
 T = TypeVar("T")
 

@@ -27,7 +27,6 @@ from fencepost.protocol.logs import (
     messages_of,
     up_to,
 )
-from fencepost.store.database import Connection
 from fencepost.store.log_contract import BeyondHead, Plan, PlanQuery
 from fencepost.store.maintain.purge import last_purged
 from fencepost.store.read.chunks import Readers
@@ -45,6 +44,7 @@ from fencepost.store.read.log_selection import (
     run,
     selected,
 )
+from fencepost.store.sql import Connection
 
 _INTEGERS = msgspec.json.Decoder(list[int])
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fencepost.protocol.logs import Part, Selection
-from fencepost.store.database import Connection, Row
 from fencepost.store.log_contract import Named
+from fencepost.store.sql import Connection, Row
 
 SHORT_RANGE = 16_384
 """Up to so many positions a look at every row is cheaper than the index by stream."""

@@ -19,9 +19,8 @@ from typing import Self, TextIO
 
 import apsw
 
-from fencepost.store.database import Row, Values
 from fencepost.store.records import producer_columns
-from fencepost.store.sql import load_queries
+from fencepost.store.sql import Row, Values, load_queries
 from fencepost.store.write.group_commit import DiskFullError
 from fencepost.store.write.ledger import Carried, LedgerGroup
 

@@ -34,12 +34,12 @@ from fencepost.store.contract import (
     Truncated,
     Watcher,
 )
-from fencepost.store.database import Row
 from fencepost.store.large.commits import LargeCommit, LargeCommits
-from fencepost.store.large.recovery import redo, tell_redone
+from fencepost.store.large.slices import redo, tell_redone
 from fencepost.store.read import chunks as reading
 from fencepost.store.read.chunks import own_segments
 from fencepost.store.settings import SqliteSettings
+from fencepost.store.sql import Row
 from fencepost.store.sqlite.connection import (
     FILE,
     PAGE_BYTES,

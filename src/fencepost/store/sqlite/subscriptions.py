@@ -15,7 +15,7 @@ from fencepost.protocol.offsets import START
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.store import records
 from fencepost.store.contract import Failure, LiveStream, Published, StreamInfo, Watcher
-from fencepost.store.database import Row
+from fencepost.store.sql import Row
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.write.ledger import LedgerGroup
 

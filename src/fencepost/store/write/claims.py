@@ -22,7 +22,7 @@ from fencepost.protocol.claims import (
 )
 from fencepost.protocol.rates import NEW, TooFast, decide_append_pace, ended
 from fencepost.protocol.streams import CLAIMED, Producer
-from fencepost.store.database import Connection
+from fencepost.store.sql import Connection
 from fencepost.store.write.ledger import Entry
 
 STANDINGS_MAX = 4096

@@ -74,12 +74,12 @@ from fencepost.store.contract import (
     Upload,
     Watcher,
 )
-from fencepost.store.database import Connection
 from fencepost.store.large.locks import Holds
 from fencepost.store.read.chunks import fork_point, is_place
 from fencepost.store.read.log_selection import head_of
 from fencepost.store.records import CLOSED, EXPIRED, REMOVED
 from fencepost.store.settings import StoreSettings
+from fencepost.store.sql import Connection
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.group_decider import GroupDecider

@@ -14,7 +14,7 @@ import msgspec
 
 from fencepost.protocol.groups import Group, GroupSettings
 from fencepost.protocol.leases import Parked, Slots, Target
-from fencepost.store.database import Connection, Row
+from fencepost.store.sql import Connection, Row
 
 LIVE, DELETED = 0, 1
 IDLE, READY, DUE, BLOCKED = range(4)

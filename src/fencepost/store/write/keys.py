@@ -25,7 +25,7 @@ from typing import Protocol
 
 from fencepost.protocol.appends import Appended, KeyRecord
 from fencepost.store import records
-from fencepost.store.database import Connection, Row
+from fencepost.store.sql import Connection, Row
 
 COMMITS = 0
 """The stream id under which the keys of whole commits are kept; no stream has it."""

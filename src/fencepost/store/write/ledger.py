@@ -23,7 +23,6 @@ from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import Writer
 from fencepost.store import records
 from fencepost.store.contract import Published, StreamInfo
-from fencepost.store.database import Row
 from fencepost.store.records import (
     CLOSED,
     DELETED,
@@ -32,6 +31,7 @@ from fencepost.store.records import (
     SOFT_DELETED,
     TRUNCATED,
 )
+from fencepost.store.sql import Row
 from fencepost.store.write.groups import Groups
 from fencepost.store.write.keys import KeyLedger, KeyPlace
 from fencepost.store.write.loader import Loader

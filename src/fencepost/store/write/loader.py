@@ -13,7 +13,7 @@ from fencepost.protocol.appends import KeyRecord
 from fencepost.protocol.commits import Part
 from fencepost.protocol.streams import RECENT_BATCHES, Producer
 from fencepost.store import records
-from fencepost.store.database import Connection, Row
+from fencepost.store.sql import Connection, Row
 from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace
 from fencepost.store.write.staging import ChunkRow, StagedPart

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from fencepost.protocol.commits import Part
 from fencepost.store.contract import Upload
-from fencepost.store.database import Connection
+from fencepost.store.sql import Connection
 
 ROW_BYTES = 512
 """What a small row counts for when a group's work is weighed: writing it takes time as well."""

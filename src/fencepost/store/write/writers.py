@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fencepost.protocol.writers import Writer
-from fencepost.store.database import Connection
+from fencepost.store.sql import Connection
 
 
 class WritersGroup(Protocol):

@@ -20,8 +20,8 @@ import psycopg
 
 from fencepost.store import records
 from fencepost.store.contract import Published
-from fencepost.store.database import Row
 from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.sql import Row
 from fencepost.store.write.ledger import view_of
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
-from fencepost.store.database import Row, Values
 from fencepost.store.postgres.driver.statements import Statement, register_arrays, statement
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
+from fencepost.store.sql import Row, Values
 
 T = TypeVar("T")
 

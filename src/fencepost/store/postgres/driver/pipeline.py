@@ -26,7 +26,6 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
-from fencepost.store.database import Row, Values
 from fencepost.store.postgres.driver.connection import (
     OPTIONS,
     SERVER,
@@ -38,7 +37,8 @@ from fencepost.store.postgres.driver.connection import (
     session,
 )
 from fencepost.store.postgres.driver.statements import ARRAY_TYPES, statement
-from fencepost.store.postgres.settings import PostgresSettings
+from fencepost.store.settings import PostgresSettings
+from fencepost.store.sql import Row, Values
 
 PIECE_BYTES = 8192
 """When so many bytes of a stretch are packed, they are sent ahead of the rest."""

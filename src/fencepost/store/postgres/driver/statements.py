@@ -20,8 +20,7 @@ from psycopg.abc import AdaptContext
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from fencepost.store.database import Row, Values
-from fencepost.store.sql import load_queries
+from fencepost.store.sql import Row, Values, load_queries
 
 QUERIES: dict[str, str] = {}
 for _file in (

@@ -29,7 +29,6 @@ import psycopg
 
 from fencepost.protocol.commits import Commit, CommitOutcome, CommittedInSlices
 from fencepost.store.contract import Failed, Failure
-from fencepost.store.database import Connection
 from fencepost.store.large.commits import Done, LargeCommits, cut
 from fencepost.store.large.decider import Decided, LargeDecision, messages_of
 from fencepost.store.large.locks import Held
@@ -44,8 +43,9 @@ from fencepost.store.postgres.large.locks import (
     marks_of_commit,
 )
 from fencepost.store.postgres.requests import NOTHING, Needs, Request, needs_of_append, together
-from fencepost.store.postgres.settings import PostgresSettings
 from fencepost.store.postgres.turns import TRIES_MAX, Turns, statements
+from fencepost.store.settings import PostgresSettings
+from fencepost.store.sql import Connection
 from fencepost.store.write.decider import Admitted, Decider
 
 log = logging.getLogger(__name__)

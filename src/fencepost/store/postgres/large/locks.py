@@ -15,8 +15,8 @@ from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from fencepost.protocol.commits import Commit, Part
-from fencepost.store.database import Row
 from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.sql import Row
 
 T = TypeVar("T")
 
