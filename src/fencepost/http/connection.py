@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from http import HTTPStatus
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fencepost.http.front import Front
 from fencepost.http.messages import (
@@ -30,16 +30,23 @@ from fencepost.http.messages import (
     Request,
     Response,
     StreamingResponse,
+    UpgradeResponse,
 )
-from fencepost.http.parser import RequestReader, Stopped
+from fencepost.http.parser import RequestReader, Stopped, Upgraded
 from fencepost.http.problems import problem
 from fencepost.http.streaming import JOIN_BYTES_MAX, OutgoingStream
 from fencepost.http.wire import Refusal, render_head
+
+if TYPE_CHECKING:
+    from fencepost.http.websocket import WebSocket
 
 log = logging.getLogger("fencepost.http")
 
 _FEED_BYTES_MAX = 16 * 1024
 """Heads are parsed in slices, so that one segment cannot queue thousands of tiny requests."""
+
+_EARLY_BYTES_MAX = 64 * 1024
+"""Bytes that may come before the answer to a request for a WebSocket."""
 
 _BODILESS = (204, 304)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -90,6 +97,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_alone",
         "_closing",
+        "_early",
         "_ended",
         "_eof",
         "_feeding",
@@ -106,6 +114,7 @@ class Connection(asyncio.Protocol):
         "_refused",
         "_sent_bytes",
         "_settings",
+        "_socket",
         "_starting",
         "_stream",
         "_transport",
@@ -140,6 +149,9 @@ class Connection(asyncio.Protocol):
         self._sent_bytes = 0
         self._moved_seconds = front.now_seconds
         self._stream: OutgoingStream | None = None
+        # The WebSocket that this may become, and what came before it did.
+        self._socket: WebSocket | None = None
+        self._early: bytes | None = None
         # The end.
         self._idle_after_bytes = -1
         self._idle_since_seconds = front.now_seconds
@@ -185,6 +197,8 @@ class Connection(asyncio.Protocol):
         front.refusing -= self._turned_away
         if self._stream is not None:
             self._stream.cancel()
+        if self._socket is not None:
+            self._socket.connection_lost()
         for exchange in (*self.started, *self._waiting):
             if exchange.work is not None:
                 exchange.work.cancel()
@@ -197,6 +211,9 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._ended = self._eof = True
+        if self._socket is not None:
+            self._socket.eof_received()
+            return False
         if self._lingering or not (self.started or self._waiting):
             return False
         leaving = self._stream is not None or any(one.work is not None for one in self.started)
@@ -209,7 +226,9 @@ class Connection(asyncio.Protocol):
 
     def begin_drain(self) -> None:
         """Take no new request; close when idle, else with the answer of the last one under way."""
-        if self._stream is not None:
+        if self._socket is not None:
+            self._socket.begin_drain()
+        elif self._stream is not None:
             if self._stream.is_live:
                 self._stream.cancel()
         elif self._reader.between_requests and not (
@@ -222,7 +241,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.front.counters.bytes_in += len(data)
         if self._ended:
-            self._swallow(len(data))
+            self._take_late(data)
         elif self._reading_paused:
             self._held += data
         else:
@@ -242,6 +261,8 @@ class Connection(asyncio.Protocol):
         except Stopped:
             self._ended = True
             self._linger_bytes += 1
+        except Upgraded as upgraded:
+            self._take_late(upgraded.rest)
         finally:
             self._feeding = False
         if self._reader.continue_owed:
@@ -252,8 +273,11 @@ class Connection(asyncio.Protocol):
         while at < len(data) and not self._closing:
             # Inside a body of known length no further request can begin: pass it whole.
             part = data[at : at + max(_FEED_BYTES_MAX, self._reader.body_bytes_left)]
-            self._reader.feed(part)
             at += len(part)
+            try:
+                self._reader.feed(part)
+            except Upgraded as upgraded:
+                raise Upgraded(upgraded.rest + data[at:]) from None
             if self._is_full():
                 self._held = bytes(data[at:])
                 return
@@ -283,6 +307,18 @@ class Connection(asyncio.Protocol):
             self._reader.rest(now_seconds=self.front.now_seconds)
             self._transport.resume_reading()
 
+    def _take_late(self, data: bytes) -> None:
+        """Bytes behind the last request: frames of its WebSocket, or nothing that counts."""
+        if self._socket is not None:
+            self._socket.data_received(data)
+        elif self._early is None:
+            self._swallow(len(data))
+        else:
+            # A client should wait for the 101; one that does not may be a little ahead of it.
+            self._early += data
+            if len(self._early) > _EARLY_BYTES_MAX:
+                self.abort()
+
     def _swallow(self, size: int) -> None:
         """Drop bytes that come after the last request, within a bound."""
         self._linger_bytes += size
@@ -295,6 +331,8 @@ class Connection(asyncio.Protocol):
         self._queued_bytes += len(request.body)
         if not keep_alive:
             self._ended = True
+            if request.upgrade is not None:
+                self._early = b""
         self._enqueue(_Exchange(self, request, keep_alive, version))
 
     def _enqueue(self, exchange: _Exchange) -> None:
@@ -347,7 +385,7 @@ class Connection(asyncio.Protocol):
         counts = self.front.counters.refusals
         counts[refusal.code] = counts.get(refusal.code, 0) + 1
         title = HTTPStatus(refusal.status).phrase
-        answer = problem(refusal.status, refusal.code, title, refusal.detail)
+        answer = problem(refusal.status, refusal.code, title, refusal.detail, refusal.headers)
         if self._reader.answers_head:
             answer.body = b""
         self._ended = self._refused = True
@@ -370,6 +408,9 @@ class Connection(asyncio.Protocol):
                 self._begin_stream(exchange, answer)
                 return
             started.popleft()
+            if isinstance(answer, UpgradeResponse):
+                self._begin_socket(exchange, answer)
+                return
             self._send(exchange, answer)
             if self._closing:
                 return
@@ -456,10 +497,15 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writing_paused = True
+        if self._socket is not None:
+            self._socket.pause_writing()
         self._pause_reading()
 
     def resume_writing(self) -> None:
         self.writing_paused = False
+        if self._socket is not None:
+            self._socket.resume_writing()
+            return
         if self._stream is not None:
             self._stream.go_on()
         if not self._closing:
@@ -523,6 +569,29 @@ class Connection(asyncio.Protocol):
         else:
             self.advance()
 
+    # WebSockets.
+
+    def _begin_socket(self, exchange: _Exchange, answer: UpgradeResponse) -> None:
+        request = exchange.request
+        assert request is not None
+        if request.upgrade is None:
+            self._fail()
+            return
+        if self._eof or self.front.draining:
+            self._close()  # the client connects again, elsewhere when this server stops
+            return
+        # The library behind it takes a while to load, and many servers never need it.
+        from fencepost.http.websocket import WebSocket
+
+        self.front.counters.requests[request.method][1] += 1
+        self.write(request.upgrade.head(self.front.date_line))
+        early, self._early = self._early or b"", None
+        socket = WebSocket(_Wire(self), self.front.loop.call_soon, answer.settings)
+        self._socket = socket
+        if self.writing_paused:
+            socket.pause_writing()
+        socket.open(answer.begin(socket), early)
+
     # The end.
 
     def _finish(self) -> None:
@@ -551,7 +620,9 @@ class Connection(asyncio.Protocol):
         elif now_seconds - self._moved_seconds > self._settings.write_stall_seconds:
             self.abort()
             return
-        if self._lingering:
+        if self._socket is not None:
+            self._socket.sweep(now_seconds)
+        elif self._lingering:
             if now_seconds > self._linger_until_seconds:
                 self._transport.close()
         elif not (self._closing or self._ended or self._reading_paused):
@@ -569,6 +640,34 @@ class Connection(asyncio.Protocol):
             self._idle_since_seconds = now_seconds
         elif now_seconds - self._idle_since_seconds > self._settings.idle_timeout_seconds:
             self._close()
+
+
+class _Wire:
+    """A connection as its WebSocket sees it: bytes are counted as those of any answer."""
+
+    __slots__ = ("_connection", "_transport")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._transport = connection._transport
+
+    def writelines(self, pieces: list[bytes], /) -> None:
+        self._connection.write_parts(tuple(pieces))
+
+    def write_eof(self) -> None:
+        self._transport.write_eof()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self._connection.abort()
 
 
 def _failure() -> Response:

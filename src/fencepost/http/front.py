@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
 from fencepost.clock import Clock
@@ -56,6 +56,10 @@ class Sweepable(Protocol):
     def abort(self) -> None: ...
 
 
+TakesWebSocket = Callable[[bytes], bool]
+"""Whether a request for this raw path may become a WebSocket."""
+
+
 class Front:
     """The shared state of one listening front end; connections hold it, `Listening` drives it."""
 
@@ -73,13 +77,20 @@ class Front:
         "now_seconds",
         "refusing",
         "settings",
+        "takes_websocket",
     )
 
     def __init__(
-        self, app: App, settings: HttpSettings, clock: Clock, loop: asyncio.AbstractEventLoop
+        self,
+        app: App,
+        settings: HttpSettings,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        takes_websocket: TakesWebSocket | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
+        self.takes_websocket = takes_websocket
         self.loop = loop
         self.counters = HttpCounters()
         self.connections: set[Sweepable] = set()

@@ -12,7 +12,7 @@ from typing import Any
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.http.connection import Connection
-from fencepost.http.front import Front, HttpCounters
+from fencepost.http.front import Front, HttpCounters, TakesWebSocket
 from fencepost.http.messages import App
 from fencepost.http.settings import HttpSettings
 
@@ -25,14 +25,16 @@ async def serve(
     port: int = 0,
     clock: Clock | None = None,
     shared: bool = False,
+    takes_websocket: TakesWebSocket | None = None,
 ) -> Listening:
     """Open the address and serve `app` on it until the returned `Listening` is drained.
 
     A `shared` port is one that other processes listen on too: the kernel deals connections out.
+    `takes_websocket` says which paths may become WebSockets; without it none does.
     """
     settings = settings or HttpSettings()
     loop = asyncio.get_running_loop()
-    front = Front(app, settings, clock or SystemClock(), loop)
+    front = Front(app, settings, clock or SystemClock(), loop, takes_websocket)
     listener = await _bind(loop, host, port, shared=shared)
     server = await loop.create_server(
         lambda: Connection(front), sock=listener, backlog=settings.backlog_connections

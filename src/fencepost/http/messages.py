@@ -1,4 +1,4 @@
-"""What a handler sees of HTTP: a request, and the three shapes an answer can take.
+"""What a handler sees of HTTP: a request, and the shapes an answer can take.
 
 Nothing here reads a socket. The front end (`connection.py`) and the ASGI adapter (`asgi.py`) both
 turn bytes into a `Request`, call `App.handle`, and write whatever `answer` is called with. A
@@ -9,9 +9,14 @@ append is answered after its commit without a task of its own.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from fencepost.http.settings import WebSocketSettings
+from fencepost.http.upgrade import Upgrade
 from fencepost.protocol.grants import Principal
+
+if TYPE_CHECKING:
+    from fencepost.http.websocket import Receiver, WebSocket
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -34,6 +39,7 @@ class Request:
         "repeated",
         "root",
         "scheme",
+        "upgrade",
     )
 
     def __init__(
@@ -59,6 +65,7 @@ class Request:
         self.peer = peer
         self.principal: Principal | None = None  # who was recognised; None without authorization
         self.root = root  # where the application is mounted; `path` is below it
+        self.upgrade: Upgrade | None = None  # a WebSocket is asked for
 
     def base_url(self) -> bytes:
         """The URL of the root, as the client that sent this knows it."""
@@ -106,11 +113,24 @@ class StreamingResponse:
         self.chunks = chunks
 
 
-Answer = Response | StreamingResponse
+class UpgradeResponse:
+    """The connection becomes a WebSocket: `begin` is handed it and returns what receives from it.
+
+    Only a request whose `upgrade` is set may be answered so.
+    """
+
+    __slots__ = ("begin", "settings")
+
+    def __init__(self, begin: Callable[[WebSocket], Receiver], settings: WebSocketSettings) -> None:
+        self.begin = begin
+        self.settings = settings
+
+
+Answer = Response | StreamingResponse | UpgradeResponse
 """What a handler hands back, exactly once for each request."""
 
 
-def all_headers(answer: Answer) -> Headers:
+def all_headers(answer: Response | StreamingResponse) -> Headers:
     """The headers with those of the block, for a front end that wants them one by one."""
     if isinstance(answer, StreamingResponse) or not answer.block:
         return answer.headers

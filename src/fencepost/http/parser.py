@@ -14,6 +14,7 @@ import httptools
 
 from fencepost.http.front import Front
 from fencepost.http.messages import Request
+from fencepost.http.upgrade import Upgrade, UpgradeRefused, read_upgrade
 from fencepost.http.wire import (
     METHODS,
     NO_NAMES,
@@ -35,6 +36,14 @@ _SLASH = 0x2F
 
 class Stopped(Exception):  # noqa: N818 - it only carries control out of the parser
     """No further request is taken on this connection; the bytes of the next one are dropped."""
+
+
+class Upgraded(Exception):  # noqa: N818 - it only carries control out of the parser
+    """The request that was read last asks for a WebSocket; `rest` came behind it."""
+
+    def __init__(self, rest: bytes) -> None:
+        super().__init__()
+        self.rest = rest
 
 
 class RequestReader:
@@ -66,6 +75,7 @@ class RequestReader:
         "_since_seconds",
         "_take",
         "_target",
+        "_upgrade",
         "_version",
         "body_bytes_left",
         "continue_owed",
@@ -91,6 +101,7 @@ class RequestReader:
         self._headers: dict[bytes, bytes] = {}
         self._repeated = NO_NAMES
         self._host_seen: bytes | None = None
+        self._upgrade: Upgrade | None = None
         self._chunked = False
         self.continue_owed = False
         self._body = b""
@@ -111,7 +122,7 @@ class RequestReader:
         return self._phase == _BODY and self._method == "HEAD"
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Read on. Raises `Refusal` or `Stopped`, and must not be called again after either."""
+        """Read on. Raises `Refusal`, `Stopped` or `Upgraded`, and is not called again after it."""
         phase = self._phase
         body_bytes = self._body_bytes
         self._fed_bytes = len(data)
@@ -119,6 +130,8 @@ class RequestReader:
         assert parser is not None
         try:
             parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            raise Upgraded(bytes(data[upgrade.args[0] :])) from None
         except httptools.HttpParserError as error:
             raise self._why_stopped(error) from None
         self._head_split = self._phase == _HEAD
@@ -215,8 +228,19 @@ class RequestReader:
         self._headers = headers
         self._repeated = repeated
         if b"upgrade" in headers and parser.should_upgrade():
-            raise Refusal(400, "upgrade_refused", "this server does not change protocols")
+            self._upgrade = self._read_upgrade(headers)
         self._begin_body(headers)
+
+    def _read_upgrade(self, headers: dict[bytes, bytes]) -> Upgrade:
+        takes = self._front.takes_websocket
+        if takes is None or not takes(self._path):
+            raise Refusal(400, "upgrade_refused", "this path does not change protocols")
+        upgrade = read_upgrade(self._method, self._version, headers, self._repeated)
+        if isinstance(upgrade, UpgradeRefused):
+            if upgrade.status == 426:
+                raise Refusal(426, "upgrade_refused", upgrade.detail, [*upgrade.headers])
+            raise Refusal(400, "upgrade_refused", upgrade.detail)
+        return upgrade
 
     def _begin_body(self, headers: dict[bytes, bytes]) -> None:
         self._body = b""
@@ -263,19 +287,19 @@ class RequestReader:
             self._incoming = {}
             self._repeats = []
             self._carried_bytes = 0
-        self._take(
-            Request(
-                self._method,
-                self._path,
-                self._query,
-                self._headers,
-                body,
-                repeated=self._repeated,
-                peer=self._peer,
-            ),
-            self._keep_alive,
-            self._version,
+        request = Request(
+            self._method,
+            self._path,
+            self._query,
+            self._headers,
+            body,
+            repeated=self._repeated,
+            peer=self._peer,
         )
+        if self._upgrade is not None:
+            request.upgrade = self._upgrade
+            self._keep_alive = False  # whatever the answer: no request of HTTP follows
+        self._take(request, self._keep_alive, self._version)
 
     # Time.
 

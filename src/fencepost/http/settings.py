@@ -80,3 +80,17 @@ class HttpSettings:
                 raise ValueError(f"{limit.name} must be greater than zero")
         if self.write_buffer_bytes_low > self.write_buffer_bytes_high:
             raise ValueError("write_buffer_bytes_low must not exceed write_buffer_bytes_high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSocketSettings:
+    """What one WebSocket may cost."""
+
+    message_bytes_max: int = 2 << 20
+    """The largest message; beyond it the connection is closed with 1009."""
+    fragments_max: int = 1_024
+    """Fragments of one message; beyond it the connection is closed with 1008."""
+    outgoing_bytes_max: int = 8 << 20
+    """Bytes that may wait for a client that does not read; beyond it the connection is cut."""
+    close_seconds: float = 5.0
+    """How long to wait for the client's answer to a close."""

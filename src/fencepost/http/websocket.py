@@ -1,8 +1,8 @@
-"""WebSockets for the front end: the upgrade, the frames, and one upgraded connection.
+"""WebSockets for the front end: the frames, and one upgraded connection.
 
 The frames are those of `websockets`, whose protocol object does no I/O (ADR 0021). `Frames` puts
 messages together and bounds them; `WebSocket` carries them between a transport and a receiver.
-Text only, no compression, no subprotocols.
+Text only, no compression, no subprotocols. `upgrade.py` has the request that begins one.
 
 Every direction is bounded. A message has a largest size and a largest number of fragments. A
 client that does not read what is sent to it is no longer read either, and is cut off when too
@@ -12,105 +12,29 @@ socket is left alone. A close that the client does not answer ends after a while
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from hashlib import sha1
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol as SansIo
 from websockets.protocol import Side, State
 
+from fencepost.http.settings import WebSocketSettings
+
 _SLICE_BYTES = 4 * 1024
 """Frames are parsed in slices. One of them holds some hundred frames at most: milliseconds."""
 _TURN_FRAMES_MAX = 256
 """After so many frames of one connection the others have their turn."""
 _REASON_BYTES_MAX = 123
-_KEY_SUFFIX = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455, 1.3."""
 
 # The library tells of every connection that ends; the front end counts them.
 _quiet = logging.getLogger("fencepost.http.websocket")
 _quiet.setLevel(logging.WARNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebSocketSettings:
-    """What one WebSocket may cost."""
-
-    message_bytes_max: int = 2 << 20
-    """The largest message; beyond it the connection is closed with 1009."""
-    fragments_max: int = 1_024
-    """Fragments of one message; beyond it the connection is closed with 1008."""
-    outgoing_bytes_max: int = 8 << 20
-    """Bytes that may wait for a client that does not read; beyond it the connection is cut."""
-    close_seconds: float = 5.0
-    """How long to wait for the client's answer to a close."""
-
-
 DEFAULT_SETTINGS = WebSocketSettings()
-
-
-# The upgrade.
-
-
-class Upgrade(NamedTuple):
-    """A request that may become a WebSocket. `accept` answers its key."""
-
-    accept: bytes
-
-    def head(self, date_line: bytes) -> bytes:
-        """The 101 that ends HTTP on this connection."""
-        return (
-            b"HTTP/1.1 101 Switching Protocols\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: %b\r\n\r\n" % (date_line, self.accept)
-        )
-
-
-class UpgradeRefused(NamedTuple):
-    """A request that asks for a WebSocket in a way that is not understood."""
-
-    status: int
-    detail: str
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-
-_SINGLE = frozenset(
-    {b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version", b"origin"}
-)
-
-
-def read_upgrade(
-    method: str, version: str, headers: Mapping[bytes, bytes], repeated: frozenset[bytes]
-) -> Upgrade | UpgradeRefused:
-    """What a request with an Upgrade header asks for; header names are in lower case."""
-    twice = sorted(_SINGLE & repeated)
-    if twice:
-        return UpgradeRefused(400, f"the header {twice[0].decode()} came more than once")
-    if method != "GET" or version != "1.1":
-        return UpgradeRefused(400, "a WebSocket begins with a GET of HTTP/1.1")
-    if headers.get(b"upgrade", b"").lower() != b"websocket":
-        return UpgradeRefused(400, "the only protocol to change to is websocket")
-    options = headers.get(b"connection", b"").lower().split(b",")
-    if b"upgrade" not in (option.strip() for option in options):
-        return UpgradeRefused(400, "the Connection header does not name upgrade")
-    if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
-        return UpgradeRefused(400, "a request for a WebSocket has no body")
-    if headers.get(b"sec-websocket-version") != b"13":
-        known = ((b"Sec-WebSocket-Version", b"13"),)
-        return UpgradeRefused(426, "the version of WebSockets here is 13", known)
-    key = headers.get(b"sec-websocket-key", b"")
-    try:
-        is_key = len(base64.b64decode(key, validate=True)) == 16
-    except binascii.Error:
-        is_key = False
-    if not is_key:
-        return UpgradeRefused(400, "Sec-WebSocket-Key is not 16 bytes in base64")
-    return Upgrade(base64.b64encode(sha1(key + _KEY_SUFFIX).digest()))
 
 
 # The frames.

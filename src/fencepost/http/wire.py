@@ -31,11 +31,12 @@ _STATUS_LINES = {
 class Refusal(Exception):  # noqa: N818 - it is an answer on its way, not a fault of the program
     """This request is not taken: `status` and `code` say why, and the connection ends with it."""
 
-    def __init__(self, status: int, code: str, detail: str) -> None:
+    def __init__(self, status: int, code: str, detail: str, headers: Headers | None = None) -> None:
         super().__init__(detail)
         self.status = status
         self.code = code
         self.detail = detail
+        self.headers = headers
 
 
 def bad_request(detail: str) -> Refusal:

@@ -20,6 +20,7 @@ from fencepost.http.messages import (
     Request,
     Response,
     StreamingResponse,
+    UpgradeResponse,
     all_headers,
 )
 from fencepost.http.problems import problem
@@ -224,6 +225,7 @@ async def _send_unless_gone(
 
 
 async def _send(send: Send, answer: Answer, head_only: bool) -> None:
+    assert not isinstance(answer, UpgradeResponse), "a request of ASGI asks for no upgrade"
     bodiless = head_only or answer.status in _BODILESS
     headers: Headers = [(name.lower(), value) for name, value in all_headers(answer)]
     parts: tuple[bytes, ...] = ()
