@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import zlib
 from typing import Any
 
 import pytest
@@ -148,3 +150,238 @@ async def test_retry_after_is_understood_in_seconds_and_as_a_date(
                 await client.stream("s").head()
 
         assert refused.value.retry_after == seconds
+
+
+# Redirects
+
+
+async def test_a_write_that_is_redirected_is_an_error_that_names_the_target(
+    connect: Connect,
+) -> None:
+    with OddServer(lambda _: response(302, location="/elsewhere")) as server:
+        async with connect(server.url) as client:
+            stream = client.stream("s")
+            for write in (stream.delete, lambda: stream.append(1), lambda: client.create("s")):
+                with pytest.raises(fencepost.RedirectedError, match="/elsewhere") as refused:
+                    await write()
+                assert (refused.value.status, refused.value.location) == (302, "/elsewhere")
+
+        assert len(server.asked) == 3
+
+
+async def test_a_producer_that_is_redirected_stops_with_the_target(connect: Connect) -> None:
+    with OddServer(lambda _: response(307, location="/elsewhere")) as server:
+        async with connect(server.url) as client:
+            producer = client.stream("s").producer("p")
+            await producer.append(1)
+            with pytest.raises(fencepost.ProducerFailedError) as failed:
+                await producer.close()
+
+        assert isinstance(failed.value.cause, fencepost.RedirectedError)
+
+
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+async def test_reads_follow_redirects_on_the_same_server(connect: Connect, live: Any) -> None:
+    def answer(asked: Asked) -> bytes:
+        if asked.path == "/v1/stream/old":
+            return response(308, location="/v1/stream/new?" + asked.target.partition("?")[2])
+        if asked.live == "sse":
+            events = b'event: control\ndata: {"streamNextOffset":"2","streamClosed":true}\n\n'
+            return response(200, events, content_type="text/event-stream")
+        if asked.live:
+            return tail(b"[]", "2", stream_closed="true")
+        return tail(b"[1]", "1")
+
+    with OddServer(answer) as server:
+        async with connect(server.url, token="secret") as client:
+            assert (await client.stream("old").head()).next_offset == "1"
+            assert await client.stream("old").follow(live=live).messages() == [1]
+
+        assert all(asked.headers["authorization"] == "Bearer secret" for asked in server.asked)
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:{}/v1/stream/s", "https://localhost/s", "::"])
+async def test_a_redirect_to_another_origin_is_refused_and_gets_no_token(
+    connect: Connect, target: str
+) -> None:
+    with (
+        OddServer(lambda _: tail()) as other,
+        OddServer(
+            lambda _: response(302, location=target.format(other.url.rpartition(":")[2]))
+        ) as server,
+    ):
+        async with connect(server.url, token="secret") as client:
+            with pytest.raises(fencepost.RedirectedError):
+                await client.stream("s").head()
+            with pytest.raises(fencepost.RedirectedError):
+                await client.stream("s").read().messages()
+
+        assert not other.asked
+
+
+async def test_redirects_in_a_circle_end(connect: Connect) -> None:
+    with OddServer(lambda asked: response(302, location=asked.target)) as server:
+        async with connect(server.url) as client:
+            with pytest.raises(fencepost.RedirectedError):
+                await client.stream("s").head()
+
+        assert len(server.asked) < 10
+
+
+# One tree of errors
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b'{"a":1}', fencepost.ProtocolError),
+        (b"1", fencepost.ProtocolError),
+        (b"[1,", fencepost.UnreadableError),
+        (b"not JSON", fencepost.UnreadableError),
+        (b"\xff\xfe", fencepost.UnreadableError),
+    ],
+)
+async def test_a_body_that_is_no_array_of_messages(
+    connect: Connect, body: bytes, error: type[Exception]
+) -> None:
+    with OddServer(lambda _: tail(body)) as server:
+        async with connect(server.url) as client:
+            with pytest.raises(error):
+                await client.stream("s").read().messages()
+            with pytest.raises(fencepost.FencepostError):
+                await client.stream("s").read(type=int).messages()
+
+
+async def test_bytes_of_what_is_no_array_are_not_cut(connect: Connect) -> None:
+    with OddServer(lambda _: tail(b'{"a":1}')) as server:
+        async with connect(server.url) as client:
+            with pytest.raises(fencepost.ProtocolError):
+                await client.stream("s").read().bytes()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        b"event: control\ndata: {oops\n\n",
+        b"event: control\ndata: [1]\n\n",
+        b'event: control\ndata: {"streamNextOffset":7}\n\n',
+        b'event: data\ndata: *\n\nevent: control\ndata: {"streamNextOffset":"2"}\n\n',
+        b'event: data\ndata: {"a":1}\n\nevent: control\ndata: {"streamNextOffset":"2"}\n\n',
+    ],
+)
+@pytest.mark.parametrize("encoding", ["base64", "none"])
+async def test_events_that_cannot_be_read(connect: Connect, events: bytes, encoding: str) -> None:
+    def answer(asked: Asked) -> bytes:
+        if not asked.live:
+            return tail()
+        return response(
+            200, events, content_type="text/event-stream", stream_sse_data_encoding=encoding
+        )
+
+    with OddServer(answer) as server:
+        async with connect(server.url) as client:
+            with pytest.raises(fencepost.FencepostError) as failed:
+                await asyncio.wait_for(client.stream("s").follow().messages(), 30)
+
+        assert failed.value.path == "/v1/stream/s"
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("head", {"stream_next_offset": "1", "stream_expires_at": "whenever"}),
+        ("head", {"stream_next_offset": "1", "stream_ttl": "\xb2"}),
+        ("head", {}),
+    ],
+)
+async def test_headers_that_cannot_be_read(
+    connect: Connect, method: str, headers: dict[str, str]
+) -> None:
+    with OddServer(lambda _: response(200, headers=headers)) as server:
+        async with connect(server.url) as client:
+            with contextlib.suppress(fencepost.ProtocolError):
+                assert (await client.stream("s").head()).ttl_seconds is None
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw deflate"])
+async def test_an_answer_that_is_compressed_all_the_same_is_read(
+    connect: Connect, encoding: str
+) -> None:
+    body = {
+        "gzip": gzip.compress,
+        "deflate": zlib.compress,
+        "raw deflate": lambda data: zlib.compress(data)[2:-4],
+    }[encoding](b"[1,2,3]")
+
+    with OddServer(lambda _: tail(body, content_encoding=encoding.split()[-1])) as server:
+        async with connect(server.url) as client:
+            assert await client.stream("s").read().messages() == [1, 2, 3]
+
+        assert server.asked[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+async def test_an_answer_that_is_not_compressed_as_it_says(connect: Connect, encoding: str) -> None:
+    with OddServer(lambda _: tail(b"[1,2,3]", content_encoding=encoding)) as server:
+        async with connect(server.url) as client:
+            with pytest.raises(fencepost.ProtocolError):
+                await client.stream("s").read().messages()
+
+
+async def test_every_error_names_its_request(connect: Connect) -> None:
+    refusal = response(
+        409, b'{"code":"stream_closed","detail":"closed"}', headers={"X-Request-Id": "abc"}
+    )
+
+    with OddServer(lambda _: refusal) as server:
+        async with connect(server.url + "/below", params={"key": "secret"}) as client:
+            with pytest.raises(fencepost.StreamClosedError) as refused:
+                await client.stream("orders/7").append(1)
+    async with connect(server.url, retries=fencepost.NO_RETRIES) as client:
+        with pytest.raises(fencepost.ConnectionFailedError) as away:
+            await client.stream("s").head()
+
+    error = refused.value
+    assert (error.method, error.path) == ("POST", "/below/v1/stream/orders/7")
+    assert (error.status, error.code, error.request_id) == (409, "stream_closed", "abc")
+    assert str(error) == ("409 stream_closed: closed (POST /below/v1/stream/orders/7, request abc)")
+    assert str(away.value).endswith("(HEAD /v1/stream/s)")
+
+
+async def test_a_flush_that_takes_too_long_is_an_error_of_ours(connect: Connect) -> None:
+    with OddServer(lambda _: None) as server:
+        async with connect(server.url) as client:
+            producer = client.stream("s").producer("p")
+            await producer.append(1)
+            with pytest.raises(fencepost.DeliveryTimeoutError) as late:
+                await producer.flush(timeout=0.05)
+            with pytest.raises(fencepost.ProducerFailedError):
+                await producer.close(timeout=0)
+
+        assert isinstance(late.value, TimeoutError)
+
+
+@pytest.mark.parametrize("message", [object(), "\ud800", {1.5: {2j: 3}}, float])
+async def test_a_message_that_cannot_be_encoded_is_an_error_of_ours(
+    connect: Connect, message: object
+) -> None:
+    with OddServer(lambda _: None) as server:
+        async with connect(server.url) as client:
+            stream = client.stream("s")
+            producer = stream.producer("p")
+            with pytest.raises(fencepost.UnencodableError):
+                await stream.append(message)
+            with pytest.raises(fencepost.UnencodableError):
+                await producer.append(message)
+            await producer.close()
+
+        assert not server.asked
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:99999", "http://[x", "ftp://h", "h:1", "http://h?x=1", "http://" + "x" * 99]
+)
+async def test_a_url_that_leads_nowhere_is_an_error_of_ours(connect: Connect, url: str) -> None:
+    with pytest.raises(fencepost.FencepostError):
+        async with connect(url, retries=fencepost.NO_RETRIES) as client:
+            await client.stream("s").head()

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fencepost.client.errors import UnreadableError
+from fencepost.client.errors import InvalidArgumentError, ProtocolError, UnreadableError
 from fencepost.client.results import LogEntry
 
 INTEGER_DIGITS_MAX = 4_000
@@ -26,15 +26,22 @@ _ENTRY = msgspec.json.Decoder(LogEntry)
 
 def json_messages(kind: Any) -> Callable[[bytes], list[Any]]:
     """How a JSON array becomes messages: of a type, or whatever they are."""
-    decode = msgspec.json.Decoder(list[kind] if kind is not None else list[Any]).decode
+    try:
+        decode = msgspec.json.Decoder(list[kind] if kind is not None else list[Any]).decode
+    except TypeError as error:
+        raise InvalidArgumentError(f"messages cannot be read as {kind!r}: {error}") from None
 
     def messages(data: bytes) -> list[Any]:
         try:
             decoded: list[Any] = decode(data)
-        except msgspec.ValidationError as error:
-            if kind is not None:
+        except msgspec.DecodeError as error:
+            if kind is not None and isinstance(error, msgspec.ValidationError):
+                if not data.lstrip().startswith(b"["):
+                    raise ProtocolError("the server's answer is no JSON array") from None
                 raise UnreadableError(f"a message is not of the type asked for: {error}") from error
             decoded = _loosely(data)
+            if not isinstance(decoded, list):
+                raise ProtocolError("the server's answer is no JSON array") from None
         except RecursionError:
             raise UnreadableError("a message is nested too deeply to be read here") from None
         return decoded
@@ -42,27 +49,43 @@ def json_messages(kind: Any) -> Callable[[bytes], list[Any]]:
     return messages
 
 
-def text_messages(data: bytes) -> list[str]:
-    """A piece of a text stream."""
+def array_inside(data: bytes) -> bytes:
+    """What is between the brackets of a JSON array, for arrays that are joined undecoded."""
+    array = data.strip()
+    if array and not (array.startswith(b"[") and array.endswith(b"]")):
+        raise ProtocolError("the server's answer is no JSON array")
+    return array[1:-1].strip()
+
+
+def text_of(data: bytes) -> str:
+    """The whole of a text stream."""
     try:
-        return [data.decode()]
+        return data.decode()
     except UnicodeDecodeError as error:
         raise UnreadableError(f"the stream is not UTF-8: {error}") from error
+
+
+def text_messages(data: bytes) -> list[str]:
+    """A piece of a text stream."""
+    return [text_of(data)]
 
 
 def log_entries(body: bytes) -> list[LogEntry]:
     """A page of the log, from its lines."""
     try:
         return _ENTRY.decode_lines(body)
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.DecodeError, RecursionError):
         return [_entry(line) for line in body.splitlines() if line]
 
 
 def _entry(line: bytes) -> LogEntry:
     try:
         return _ENTRY.decode(line)
-    except msgspec.ValidationError:
-        return msgspec.convert(_loosely(line), LogEntry)
+    except msgspec.DecodeError:
+        try:
+            return msgspec.convert(_loosely(line), LogEntry)
+        except msgspec.ValidationError as error:
+            raise ProtocolError(f"a line of the log is not what it should be: {error}") from None
     except RecursionError:
         raise UnreadableError("a message is nested too deeply to be read here") from None
 

@@ -56,9 +56,10 @@ class Call(msgspec.Struct, frozen=True):
 class Channel:
     """A response whose body is still arriving; what it is read from is the driver's business."""
 
-    __slots__ = ("connection", "response")
+    __slots__ = ("connection", "request", "response")
 
-    def __init__(self, response: Response, connection: Any) -> None:
+    def __init__(self, request: Request, response: Response, connection: Any) -> None:
+        self.request = request
         self.response = response
         self.connection = connection
 

@@ -7,16 +7,55 @@ fields; the first sentence of a docstring says what happened, the rest what to d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 
 class FencepostError(Exception):
-    """The root: catch it to catch everything this package raises on purpose."""
+    """The root: catch it to catch everything this package raises.
+
+    An error about a request says which: `method` and `path`, and from the answer its `status`, its
+    `code` and the `request_id` that the server or a proxy gave it, where there is one.
+    """
+
+    method: str | None = None
+    path: str | None = None
+    status: int | None = None
+    code: str | None = None
+    request_id: str | None = None
+
+    def locate(
+        self, method: str, path: str, status: int | None, headers: Mapping[str, str]
+    ) -> Self:
+        """Note the request that this error is about, unless that is known already."""
+        if self.method is None:
+            self.method, self.path = method, path
+            self.status = status if self.status is None else self.status
+            self.request_id = headers.get("x-request-id") or headers.get("request-id")
+            cause = getattr(self, "cause", None)
+            if isinstance(cause, FencepostError):
+                cause.locate(method, path, status, headers)
+        return self
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        if self.method is None:
+            return said
+        by_id = "" if self.request_id is None else f", request {self.request_id}"
+        return f"{said} ({self.method} {self.path}{by_id})"
+
+
+class InvalidArgumentError(FencepostError, ValueError):
+    """An argument has a value that it cannot have; nothing was sent. Change the call."""
+
+
+class UnencodableError(FencepostError, TypeError):
+    """A message cannot be stored as what the stream holds; nothing was sent. Change the message."""
 
 
 class ClientClosedError(FencepostError):
@@ -60,6 +99,9 @@ class OutcomeUnknownError(FencepostError):
 class ResponseError(FencepostError):
     """The server refused. `code` is stable and made for programs; `detail` for people."""
 
+    status: int  # type: ignore[mutable-override]  # an answer has both
+    code: str  # type: ignore[mutable-override]
+
     def __init__(
         self,
         *,
@@ -85,8 +127,7 @@ class ResponseError(FencepostError):
         return self.headers.get(name)
 
     def _integer(self, name: str) -> int | None:
-        value = self.headers.get(name)
-        return int(value) if value is not None and value.lstrip("-").isdigit() else None
+        return integer_of(self.headers.get(name))
 
     @property
     def retry_after(self) -> float | None:
@@ -98,6 +139,19 @@ class ResponseError(FencepostError):
         # The server's own clock is the one that its date is by.
         now = _instant(self.headers.get("date", "")) or datetime.now(UTC)
         return None if until is None else max(0.0, (until - now).total_seconds())
+
+
+class RedirectedError(ResponseError):
+    """The server sent the request elsewhere, and it was not followed. Connect to `location`.
+
+    Only reads are followed, and only to the same scheme, host and port: a token never goes to
+    another server.
+    """
+
+    @property
+    def location(self) -> str | None:
+        """Where the server sent the request."""
+        return self._text("location")
 
 
 class BadRequestError(ResponseError):
@@ -311,6 +365,10 @@ class ProducerFailedError(ProducerError):
         self.cause = cause
 
 
+class DeliveryTimeoutError(ProducerError, TimeoutError):
+    """Not everything was acknowledged in time. It is still being sent: flush again, or close."""
+
+
 class SequenceUsedError(ProducerError):
     """The server has another request under `seq` of `epoch`: nothing of this batch was stored.
 
@@ -330,6 +388,7 @@ class EpochContestedError(ProducerError):
     """Producers with the same id opened one epoch after the other. Give each an id of its own."""
 
 
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _BY_CODE: dict[str, type[ResponseError]] = {
     "stream_not_found": StreamNotFoundError,
     "fork_source_not_found": StreamNotFoundError,
@@ -397,9 +456,17 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ResponseEr
     if not isinstance(detail, str):
         detail = body[:500].decode(errors="replace") or "the server gave no reason"
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if status < 400:
+        kind, code = RedirectedError, "redirected"
+        detail = f"the server sends this request to {headers.get('location', 'no address')}"
     if kind is None:
         kind = UnavailableError if status >= 500 else BadRequestError
     return kind(status=status, code=code, detail=detail, headers=headers, problem=problem)
+
+
+def integer_of(text: str | None) -> int | None:
+    """The number in a header; None when there is none."""
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
 
 
 def _instant(http_date: str) -> datetime | None:

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import re
 import ssl as tls
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import httptools
 import msgspec
 
-from fencepost.client.errors import FencepostError, ProtocolError
+from fencepost.client.errors import (
+    FencepostError,
+    InvalidArgumentError,
+    ProtocolError,
+    integer_of,
+)
 
 RESPONSE_BYTES_MAX = 1 << 30
 """The largest body that is held in memory; a server of ours sends about 1 MiB at a time."""
@@ -46,7 +52,11 @@ class Address:
 
 def parse_url(url: str, ssl: tls.SSLContext | None = None) -> Address:
     """The address in a URL such as `http://localhost:4437`."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ProtocolError(f"{url!r} is not a URL like http://localhost:4437: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ProtocolError(f"{url!r} is not a URL like http://localhost:4437")
     if parts.query or parts.fragment or parts.username:
@@ -54,8 +64,9 @@ def parse_url(url: str, ssl: tls.SSLContext | None = None) -> Address:
     context = None
     if parts.scheme == "https":
         context = ssl or tls.create_default_context()
-    port = parts.port or (443 if context else 80)
-    return Address(parts.hostname, port, context, parts.path.rstrip("/"))
+    return Address(
+        parts.hostname, port or (443 if context else 80), context, parts.path.rstrip("/")
+    )
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -65,6 +76,8 @@ class Request(msgspec.Struct, frozen=True):
     target: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | bytearray = b""
+    absolute: bool = False
+    """Whether the target is a path of the server itself, not one below the prefix."""
     live: bool = False
     """Whether the server may let it wait for news: then the longer timeout counts."""
 
@@ -80,13 +93,15 @@ class Response(msgspec.Struct):
         return self.headers.get(name, "").lower() == "true"
 
     def integer(self, name: str) -> int | None:
-        value = self.headers.get(name)
-        return int(value) if value is not None and value.lstrip("-").isdigit() else None
+        return integer_of(self.headers.get(name))
 
 
 def target_of(path: str, query: Iterable[tuple[str, str]] = ()) -> str:
     """A request target from a path that is not escaped yet and the pairs of a query."""
-    escaped = quote(path, safe=PATH_SAFE)
+    try:
+        escaped = quote(path, safe=PATH_SAFE)
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{path!r} is not a path: it is not Unicode") from None
     encoded = urlencode(list(query))
     return f"{escaped}?{encoded}" if encoded else escaped
 
@@ -102,9 +117,11 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 def render_head(address: Address, request: Request, body_bytes: int) -> bytes:
     """The head of a request; the body follows as it is, so that nothing large is copied."""
+    prefix = "" if request.absolute else address.prefix
     lines = [
-        f"{request.method} {address.prefix}{request.target} HTTP/1.1",
+        f"{request.method} {prefix}{request.target} HTTP/1.1",
         f"Host: {address.authority}",
+        "Accept-Encoding: identity",
     ]
     for name, value in request.headers:
         if _BAD_VALUE.search(value):
@@ -113,7 +130,60 @@ def render_head(address: Address, request: Request, body_bytes: int) -> bytes:
     if body_bytes or request.method in ("POST", "PUT"):
         lines.append(f"Content-Length: {body_bytes}")
     lines.append("\r\n")
-    return "\r\n".join(lines).encode()
+    try:
+        return "\r\n".join(lines).encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError("a header of the request is not Unicode") from None
+
+
+def redirected(address: Address, request: Request, response: Response) -> Request | None:
+    """The request to send after a redirect; None when it must not be followed.
+
+    Only what changes nothing is followed, and only to the same scheme, host and port.
+    """
+    location = response.headers.get("location")
+    if location is None or request.method not in ("GET", "HEAD"):
+        return None
+    scheme = "https" if address.ssl else "http"
+    prefix = "" if request.absolute else address.prefix
+    here = f"{scheme}://{address.authority}"
+    try:
+        found = urlsplit(urljoin(f"{here}{prefix}{request.target}", location))
+        port = found.port or (443 if found.scheme == "https" else 80)
+    except ValueError:
+        return None
+    if (found.scheme, found.hostname, port) != (scheme, address.host.lower(), address.port):
+        return None
+    target = quote(found.path or "/", safe=PATH_SAFE + "%")
+    if found.query:
+        target += "?" + quote(found.query, safe=PATH_SAFE + "%?")
+    return msgspec.structs.replace(request, target=target, absolute=True)
+
+
+class _Encoding:
+    """Undoes the content encoding of a body as it arrives.
+
+    The client asks for none; some proxies compress all the same.
+    """
+
+    def __init__(self, name: str) -> None:
+        # 32 + 15: the header says whether it is gzip or zlib.
+        self._inflate = zlib.decompressobj(47)
+        self._first = True
+        self._name = name
+
+    def decode(self, data: bytes, bytes_max: int) -> bytes:
+        try:
+            decoded = self._inflate.decompress(data, bytes_max)
+        except zlib.error as error:
+            if self._name != "deflate" or not self._first:
+                raise ProtocolError(f"the server's answer is not {self._name}: {error}") from None
+            # Some servers send deflate without the header that it should have.
+            self._inflate = zlib.decompressobj(-15)
+            self._first = False
+            return self.decode(data, bytes_max)
+        self._first = False
+        return decoded
 
 
 class ResponseParser:
@@ -136,6 +206,7 @@ class ResponseParser:
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._size = 0
+        self._encoding: _Encoding | None = None
 
     @property
     def idle(self) -> bool:
@@ -149,6 +220,8 @@ class ResponseParser:
         except httptools.HttpParserError as error:
             if self.done and self.without_body:
                 return
+            if isinstance(error.__context__, ProtocolError):
+                raise error.__context__ from None
             raise ProtocolError(f"the server's answer is not HTTP: {error}") from None
 
     def end(self) -> bool:
@@ -184,12 +257,20 @@ class ResponseParser:
         self.closing = not self._parser.should_keep_alive()
         self.head = Response(status, self._headers)
         self._size = 0
+        self._encoding = None
+        encoding = self._headers.get("content-encoding", "identity").strip().lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            self._encoding = _Encoding(encoding)
+        elif encoding not in ("identity", "") and not self.without_body:
+            raise ProtocolError(f"the server's answer is encoded as {encoding!r}")
         if self.without_body:
             self.done.append(self.head)
             self.head = None
             self._fresh()
 
     def on_body(self, body: bytes) -> None:
+        if self._encoding is not None:
+            body = self._encoding.decode(body, RESPONSE_BYTES_MAX + 1)
         self._size += len(body)
         if self._size > RESPONSE_BYTES_MAX:
             raise ProtocolError("the server's answer is too large to hold")

@@ -14,7 +14,12 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fencepost.client.effects import Operation
-from fencepost.client.errors import FencepostError, ProtocolError, StreamNotFoundError
+from fencepost.client.errors import (
+    InvalidArgumentError,
+    ProtocolError,
+    StreamNotFoundError,
+    UnencodableError,
+)
 from fencepost.client.http import Request, Response, target_of
 from fencepost.client.results import Appended, Committed, Head, Plan, Staged
 from fencepost.client.retry import Kind, exchange
@@ -24,6 +29,8 @@ T = TypeVar("T")
 
 KEY_BYTES = 10
 
+ENCODING_FAILURES = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""What encoding a value of the user's may raise."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -44,24 +51,35 @@ def stream_target(path: str, query: Iterable[tuple[str, str]] = ()) -> str:
 def encode_message(data: Any, content_type: str) -> bytes:
     """One message as a body: a JSON value in an array of its own, so that an array stays one."""
     if is_json(content_type):
-        return b"[%b]" % _ENCODER.encode(data)
+        return b"[%b]" % encode_json(data)
     return encode_bytes(data)
 
 
 def encode_messages(messages: Iterable[Any], content_type: str) -> bytes:
     """Several messages as one body."""
     if is_json(content_type):
-        return _ENCODER.encode(list(messages))
+        return encode_json(list(messages))
     return b"".join(map(encode_bytes, messages))
+
+
+def encode_json(data: Any) -> bytes:
+    """A value as JSON; raises `UnencodableError` for what JSON cannot hold."""
+    try:
+        return _ENCODER.encode(data)
+    except ENCODING_FAILURES as error:
+        raise UnencodableError(f"this cannot be stored as JSON: {error}") from error
 
 
 def encode_bytes(data: Any) -> bytes:
     """A message of a stream that is not JSON."""
     if isinstance(data, str):
-        return data.encode()
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            raise UnencodableError(f"the text is not Unicode: {error}") from None
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
-    raise FencepostError(
+    raise UnencodableError(
         f"a stream that is not JSON takes bytes or text, not {type(data).__name__}"
     )
 
@@ -215,7 +233,7 @@ def _instant(value: datetime | str) -> str:
     if isinstance(value, str):
         return value
     if value.tzinfo is None:
-        raise FencepostError("expires_at needs a time zone: datetime.now(UTC) + ...")
+        raise InvalidArgumentError("expires_at needs a time zone: datetime.now(UTC) + ...")
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -236,6 +254,13 @@ def head(settings: ClientSettings, path: str) -> Operation[Head]:
     return _described(answer.response)
 
 
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ProtocolError(f"the server names {text!r} as a time, which is none") from None
+
+
 def _described(response: Response) -> Head:
     expires_at = response.headers.get("stream-expires-at")
     return Head(
@@ -243,7 +268,7 @@ def _described(response: Response) -> Head:
         next_offset=_required(response, "stream-next-offset"),
         closed=response.is_true("stream-closed"),
         ttl_seconds=response.integer("stream-ttl"),
-        expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
+        expires_at=None if expires_at is None else _moment(expires_at),
         first_offset=response.headers.get("stream-first-offset"),
     )
 
@@ -351,7 +376,7 @@ def commit(
         key = new_key(settings)  # by a writer's batch the server knows the commit again
     if key is not None:
         headers.append(("Idempotency-Key", key))
-    body = _ENCODER.encode(document)
+    body = encode_json(document)
     if reason is not None:
         headers.append(("Audit-Reason", reason))
     request = Request("POST", "/v1/commit", tuple(headers), body)
@@ -409,5 +434,5 @@ def _required(response: Response, name: str) -> str:
 def decoded(response: Response, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(response.body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"the server's answer is not what it should be: {error}") from None

@@ -19,15 +19,24 @@ from fencepost.client.decoding import json_messages, log_entries, text_messages
 from fencepost.client.effects import Channel, Next, Open, Operation, Shut, Sleep
 from fencepost.client.errors import (
     ConnectionFailedError,
+    FencepostError,
     ProtocolError,
     ResponseError,
     UnavailableError,
     error_of,
 )
-from fencepost.client.http import Request, Response, target_of
+from fencepost.client.http import Request, Response, redirected, target_of
 from fencepost.client.operations import is_json, media_type, stream_target
 from fencepost.client.results import Batch, LogPage
-from fencepost.client.retry import REPEATED, Kind, dressed, exchange, retry_after
+from fencepost.client.retry import (
+    REDIRECTS_MAX,
+    REPEATED,
+    Kind,
+    dressed,
+    exchange,
+    is_redirect,
+    retry_after,
+)
 from fencepost.client.settings import ClientSettings
 from fencepost.client.sse import EventParser
 
@@ -200,6 +209,9 @@ class Follower(Cursor[T]):
                 yield from self.shut()
                 yield from self._wait(failure)
                 continue
+            except FencepostError:
+                yield from self.shut()
+                raise
             self._failures = 0
             self._lost_ms = None
             if batch is not None and not stands_still(batch):
@@ -257,7 +269,14 @@ class Follower(Cursor[T]):
         if self._cursor is not None:
             query.append(("cursor", self._cursor))
         request = Request("GET", stream_target(self._path, query), live=True)
-        channel: Channel = yield Open((yield from dressed(self._settings, request)))
+        sent = yield from dressed(self._settings, request)
+        channel: Channel = yield Open(sent)
+        for _hop in range(REDIRECTS_MAX):
+            following = redirected(self._settings.address, sent, channel.response)
+            if following is None or not is_redirect(channel.response):
+                break
+            yield Shut(channel)
+            channel, sent = (yield Open(following)), following
         response = channel.response
         is_stream = media_type(response.headers.get("content-type", "")) == EVENT_STREAM
         if response.status == 200 and is_stream:
@@ -282,9 +301,9 @@ class Follower(Cursor[T]):
         for event in self._events.feed(piece):
             if event.name == "data":
                 data = event.data
-                self._data.append(base64.b64decode(data.replace(b"\n", b"")) if encoded else data)
+                self._data.append(_unbased(data) if encoded else data)
             elif event.name == "control":
-                control = msgspec.json.decode(event.data, type=_Control)
+                control = _control(event.data)
                 self._cursor = control.streamCursor
                 self._ready.append(
                     self._batch(
@@ -313,6 +332,20 @@ class Follower(Cursor[T]):
             *(self._path, self.offset, delay, failure),
         )
         yield Sleep(delay)
+
+
+def _unbased(data: bytes) -> bytes:
+    try:
+        return base64.b64decode(data.replace(b"\n", b""), validate=True)
+    except ValueError as error:
+        raise ProtocolError(f"the data of an event is not base64: {error}") from None
+
+
+def _control(data: bytes) -> _Control:
+    try:
+        return msgspec.json.decode(data, type=_Control)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"a control event is not what it should be: {error}") from None
 
 
 class _Control(msgspec.Struct):
@@ -351,7 +384,7 @@ class Pages(Generic[T]):
             answer = yield from exchange(self._settings, request, Kind.READ)
             try:
                 page = self._decoder.decode(answer.response.body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise ProtocolError(f"the list is not what it should be: {error}") from None
             following: Any = page.get("next")
             self._after = following

@@ -29,13 +29,14 @@ from fencepost.client.errors import (
     ResponseError,
     error_of,
 )
-from fencepost.client.http import Request, Response, check_headers
+from fencepost.client.http import Request, Response, check_headers, redirected
 from fencepost.client.settings import ClientSettings, Value
 
 REPEATED = frozenset((408, 425, 429, 500, 502, 503, 504, 507))
 NOTHING_DONE = frozenset(("storage_unavailable", "storage_full", "too_many_waiters"))
 """Codes that say that nothing was stored: even what must not happen twice may be sent again."""
 RETRY_AFTER_SECONDS_MAX = 300.0
+REDIRECTS_MAX = 5
 
 
 class Kind(Enum):
@@ -63,13 +64,13 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
     while True:
         failure: ConnectionFailedError | ResponseError
         try:
-            response: Response = yield Send((yield from dressed(settings, request)))
+            response: Response = yield from _answered(settings, request)
         except ConnectionFailedError as error:
             failure = error
             uncertain += error.sent
             repeatable = kind is not Kind.ONCE or not error.sent
         else:
-            if response.status < 400:
+            if response.status < 300:
                 return Answer(response, uncertain)
             failure = error_of(response.status, response.headers, response.body)
             failure.uncertain = uncertain
@@ -84,6 +85,23 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
         if not repeatable or attempt >= retries.attempts_max or late:
             raise _final(failure, kind, uncertain)
         yield Sleep(delay)
+
+
+def _answered(settings: ClientSettings, request: Request) -> Operation[Response]:
+    """The answer to one attempt, behind the redirects that may be followed."""
+    sent = yield from dressed(settings, request)
+    response: Response = yield Send(sent)
+    for _hop in range(REDIRECTS_MAX):
+        following = redirected(settings.address, sent, response) if is_redirect(response) else None
+        if following is None:
+            break
+        response = yield Send(following)
+        sent = following
+    return response
+
+
+def is_redirect(response: Response) -> bool:
+    return response.status in (301, 302, 303, 307, 308)
 
 
 def _final(failure: ConnectionFailedError | ResponseError, kind: Kind, uncertain: int) -> Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from fencepost.client.errors import InvalidArgumentError
 from fencepost.client.http import Address
 from fencepost.clock import Clock, SystemClock
 
@@ -26,7 +27,7 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         if min(self.connect, self.answer, self.live) <= 0:
-            raise ValueError("timeouts are greater than zero")
+            raise InvalidArgumentError("timeouts are greater than zero")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

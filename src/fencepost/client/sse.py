@@ -55,5 +55,5 @@ def _event(block: bytes) -> Event | None:
         if field == b"data":
             data.append(value)
         elif field == b"event":
-            name = value.decode()
+            name = value.decode(errors="replace")
     return Event(name, b"\n".join(data)) if data else None

@@ -39,7 +39,7 @@ class AsyncWire:
                 reader, writer = await asyncio.open_connection(
                     address.host, address.port, ssl=address.ssl, limit=4 * READ_BYTES
                 )
-        except OSError as error:  # TimeoutError is one of them
+        except (OSError, UnicodeError) as error:  # a name that DNS cannot hold is a UnicodeError
             raise _unreachable(address, error) from error
         sock: socket.socket = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -153,7 +153,7 @@ def dial(address: Address, timeouts: Timeouts) -> socket.socket:
     """A connected socket, with TLS where the address has it."""
     try:
         sock = socket.create_connection((address.host, address.port), timeouts.connect)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that DNS cannot hold is a UnicodeError
         raise _unreachable(address, error) from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -173,7 +173,7 @@ def ready(sock: socket.socket, seconds: float | None, *, to_write: bool = False)
     return bool(poller.poll(None if seconds is None else math.ceil(seconds * 1000)))
 
 
-def _unreachable(address: Address, error: OSError) -> ConnectionFailedError:
+def _unreachable(address: Address, error: Exception) -> ConnectionFailedError:
     return ConnectionFailedError(f"cannot connect to {address.host}:{address.port}: {error}")
 
 

@@ -13,7 +13,13 @@ from collections import deque
 from typing import Any, TypeVar
 
 from fencepost.client.effects import Call, Channel, Effect, Next, Open, Operation, Send, Shut, Sleep
-from fencepost.client.errors import ClientClosedError, ConnectionFailedError, RequestTimeoutError
+from fencepost.client.errors import (
+    ClientClosedError,
+    ConnectionFailedError,
+    FencepostError,
+    RequestTimeoutError,
+    ResponseError,
+)
 from fencepost.client.http import Address, Request, Response, ResponseParser, render_head
 from fencepost.client.settings import ClientSettings, Timeouts
 from fencepost.client.wires import AsyncWire, async_call, async_sleep
@@ -52,12 +58,12 @@ class AsyncConnection:
         while self._parser.head is None and not self._parser.done:
             await self._receive()
         if self._parser.done:
-            return Channel(self._parser.done[0], self)
+            return Channel(request, self._parser.done[0], self)
         assert self._parser.head is not None
         head = self._parser.head
         while head.status != 200 and not self._parser.done:
             await self._receive()
-        return Channel(head, self)
+        return Channel(request, head, self)
 
     async def next_piece(self) -> bytes | None:
         """More of the body, or None when it is complete."""
@@ -120,21 +126,43 @@ class AsyncDriver:
         self._closed = False
 
     async def run(self, operation: Operation[T]) -> T:
-        """The result of an operation."""
+        """The result of an operation; an error of this package names the request it is about."""
+        asked: Request | None = None
+        response: Response | None = None
         try:
             effect = next(operation)
             while True:
+                if isinstance(effect, Send | Open):
+                    asked, response = effect.request, None
+                elif isinstance(effect, Next):
+                    asked, response = effect.channel.request, effect.channel.response
                 try:
                     answer = await self._perform(effect)
                 except ConnectionFailedError as failure:
                     effect = operation.throw(failure)
                 else:
+                    response = answer if isinstance(answer, Response) else response
                     effect = operation.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except FencepostError as error:
+            if asked is not None:
+                self._locate(error, asked, response)
+            raise
         finally:
             operation.close()
+
+    def _locate(self, error: FencepostError, asked: Request, response: Response | None) -> None:
+        prefix = "" if asked.absolute else self.settings.address.prefix
+        # The query is left out: it may hold a secret.
+        path = prefix + asked.target.partition("?")[0]
+        if isinstance(error, ResponseError):
+            error.locate(asked.method, path, error.status, error.headers)
+        elif response is None:
+            error.locate(asked.method, path, None, {})
+        else:
+            error.locate(asked.method, path, response.status, response.headers)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -8,6 +8,7 @@ from typing import Generic, Self, TypeVar
 
 from fencepost.client import operations
 from fencepost.client.aio.connections import AsyncDriver
+from fencepost.client.decoding import array_inside, text_of
 from fencepost.client.reading import Follower, LogReader, Pages, Reader
 from fencepost.client.results import Batch, LogEntry, LogPage
 
@@ -58,14 +59,14 @@ class AsyncReading(Generic[T]):
         self._cursor.leave_undecoded()
         pieces = [batch async for batch in self.batches()]
         if operations.is_json(self.content_type or ""):
-            inner = (piece.data.strip()[1:-1].strip() for piece in pieces)
+            inner = (array_inside(piece.data) for piece in pieces)
             return b"[%b]" % b",".join(filter(None, inner))
         return b"".join(piece.data for piece in pieces)
 
     async def text(self) -> str:
         """Everything in one text."""
         data = await self.bytes()
-        return data.decode()
+        return text_of(data)
 
     async def messages(self) -> list[T]:
         """Every message in one list."""

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.errors import (
     ConnectionFailedError,
+    DeliveryTimeoutError,
     FencepostError,
     ProducerClosedError,
     ProtocolError,
@@ -91,9 +92,12 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
         """Return once everything appended so far is stored; raise if something cannot be."""
         waited = self._machine.flush()
         self._step()
-        async with asyncio.timeout(timeout):
-            while not all(batch.settled for batch in waited):
-                await self._change()
+        try:
+            async with asyncio.timeout(timeout):
+                while not all(batch.settled for batch in waited):
+                    await self._change()
+        except TimeoutError:
+            raise DeliveryTimeoutError("not everything is acknowledged yet") from None
         self._session.raise_failure()
 
     async def close(self, timeout: float | None = None) -> None:
@@ -209,7 +213,7 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
                     address.port,
                     ssl=address.ssl,
                 )
-        except OSError as error:  # TimeoutError is one of them
+        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
             self._machine.lost(
                 ConnectionFailedError(f"cannot connect to {address.host}: {error}"),
                 self._session.now(),

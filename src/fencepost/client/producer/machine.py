@@ -23,15 +23,17 @@ import msgspec
 from fencepost.client.errors import (
     ConnectionFailedError,
     EpochContestedError,
-    FencepostError,
+    InvalidArgumentError,
     OutcomeUnknownError,
     ProducerClosedError,
     ProducerFailedError,
+    ResponseError,
     SequenceUsedError,
+    UnencodableError,
     error_of,
 )
 from fencepost.client.http import Response
-from fencepost.client.operations import encode_bytes
+from fencepost.client.operations import ENCODING_FAILURES, encode_bytes
 from fencepost.client.results import Receipt
 from fencepost.client.retry import REPEATED, retry_after
 from fencepost.client.settings import Retries
@@ -63,9 +65,13 @@ class ProducerSettings:
 
     def __post_init__(self) -> None:
         if self.max_in_flight < 1 or self.batch_bytes_max < 1 or self.pending_bytes_max < 1:
-            raise ValueError("max_in_flight, batch_bytes_max and pending_bytes_max are at least 1")
+            raise InvalidArgumentError(
+                "max_in_flight, batch_bytes_max and pending_bytes_max are at least 1"
+            )
         if self.linger < 0 or self.delivery_seconds_max <= 0:
-            raise ValueError("linger is not negative and delivery_seconds_max greater than 0")
+            raise InvalidArgumentError(
+                "linger is not negative and delivery_seconds_max greater than 0"
+            )
 
 
 class PendingBatch:
@@ -112,14 +118,16 @@ class PendingBatch:
         if self._json:
             try:
                 _ENCODER.encode_into(data, buffer, before)
-            except BaseException:
+            except BaseException as error:
                 del buffer[before:]
+                if isinstance(error, ENCODING_FAILURES):
+                    raise UnencodableError(f"this cannot be stored as JSON: {error}") from error
                 raise
             buffer += b","
         else:
             encoded = encode_bytes(data)
             if not encoded:
-                raise FencepostError("an empty message cannot be stored")
+                raise UnencodableError("an empty message cannot be stored")
             buffer += encoded
             self._ends.append(len(buffer))
         self.count += 1
@@ -178,9 +186,11 @@ class Machine(Generic[B]):
         *,
         epoch: int | None = None,
         seq: int | None = None,
+        path: str = "",
     ) -> None:
+        self._path = path
         if seq is not None and epoch is None:
-            raise ValueError("seq goes with the epoch it was used in")
+            raise InvalidArgumentError("seq goes with the epoch it was used in")
         self._settings = settings
         self._make_batch = make_batch
         self._new_key = new_key
@@ -282,7 +292,7 @@ class Machine(Generic[B]):
         elif response.status == 204:
             self._repeated(batch, response)
         elif response.status in REPEATED:
-            error = error_of(response.status, response.headers, response.body)
+            error = self._error(response)
             self._last_failure = error
             self._healing = True
             self._back_off(error, now)
@@ -380,6 +390,11 @@ class Machine(Generic[B]):
 
     # How answers are judged.
 
+    def _error(self, response: Response) -> ResponseError:
+        error = error_of(response.status, response.headers, response.body)
+        error.locate("POST", self._path, response.status, response.headers)
+        return error
+
     def _accepted(self, batch: B, response: Response) -> None:
         self._opened = True
         self._settle(batch, response, duplicate=response.is_true("idempotency-replayed"))
@@ -427,7 +442,7 @@ class Machine(Generic[B]):
         self._bury()
 
     def _refused(self, batch: B, response: Response) -> None:
-        error = error_of(response.status, response.headers, response.body)
+        error = self._error(response)
         if error.code == "producer_sequence_gap" and self._heals(batch, response):
             self._healing = True
             return

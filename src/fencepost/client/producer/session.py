@@ -64,6 +64,7 @@ class Session(Generic[B]):
             clock.random,
             epoch=epoch,
             seq=seq,
+            path=settings.address.prefix + stream_target(path),
         )
 
     def now(self) -> float:

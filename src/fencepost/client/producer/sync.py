@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from fencepost.client.errors import (
     ConnectionFailedError,
+    DeliveryTimeoutError,
     FencepostError,
     ProducerClosedError,
     ProtocolError,
@@ -90,7 +91,7 @@ class IdempotentProducer(Counts[Delivery]):
         """Return once everything appended so far is stored; raise if something cannot be."""
         waited = self._machine.flush()
         if not self._drive(lambda: all(batch.settled for batch in waited), timeout):
-            raise TimeoutError("not everything is acknowledged yet")
+            raise DeliveryTimeoutError("not everything is acknowledged yet")
         self._session.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:

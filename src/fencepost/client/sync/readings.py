@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from fencepost.client import operations
+from fencepost.client.decoding import array_inside, text_of
 from fencepost.client.reading import Follower, LogReader, Pages, Reader
 from fencepost.client.results import Batch, LogEntry, LogPage
 from fencepost.client.sync.connections import Driver
@@ -59,14 +60,14 @@ class Reading(Generic[T]):
         self._cursor.leave_undecoded()
         pieces = list(self.batches())
         if operations.is_json(self.content_type or ""):
-            inner = (piece.data.strip()[1:-1].strip() for piece in pieces)
+            inner = (array_inside(piece.data) for piece in pieces)
             return b"[%b]" % b",".join(filter(None, inner))
         return b"".join(piece.data for piece in pieces)
 
     def text(self) -> str:
         """Everything in one text."""
         data = self.bytes()
-        return data.decode()
+        return text_of(data)
 
     def messages(self) -> list[T]:
         """Every message in one list."""

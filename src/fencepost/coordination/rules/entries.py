@@ -218,7 +218,10 @@ def server_now_ms(settings: ClientSettings) -> Operation[int]:
     date = answer.response.headers.get("date")
     if date is None:
         raise ProtocolError("the server does not say what time it is: its answers have no Date")
-    return int(parsedate_to_datetime(date).timestamp() * 1000)
+    try:
+        return int(parsedate_to_datetime(date).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ProtocolError(f"the server's answer has {date!r} as its Date") from None
 
 
 def instant(at_ms: int) -> datetime:
