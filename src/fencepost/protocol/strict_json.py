@@ -59,19 +59,23 @@ def parse_fields(data: bytes, known: frozenset[str]) -> dict[str, bytes] | BadJs
     if refused is not None:
         return refused
     try:
-        fields = {name: bytes(raw) for name, raw in _FIELDS.decode(data).items()}
+        found = _FIELDS.decode(data)
     except msgspec.ValidationError:
         return BadJson("not_object", "this is not a JSON object")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return BadJson("malformed", f"this is not JSON: {error}")
     except RecursionError:
         return BadJson("too_deep", "this is nested too deeply to be read")
-    for name in fields:
+    fields = {}
+    colons = 0
+    for name, raw in found.items():
         if name not in known:
             names = ", ".join(sorted(known))
             return BadJson("malformed", f"the field {name!r} is unknown; known are {names}")
+        fields[name] = value = bytes(raw)
+        colons += 1 + value.count(b":")
     # A field that stands twice brings at least one colon more than those that are left.
-    if data.count(b":") != len(fields) + sum(raw.count(b":") for raw in fields.values()):
+    if data.count(b":") != colons:
         return BadJson("duplicate_key", "a field stands twice in the object")
     return fields
 
