@@ -58,7 +58,7 @@ def test_an_error_on_purpose_arrives_without_frames_and_causes(
     assert "before do this" in caplog.text
 
 
-def test_an_error_of_somebody_else_keeps_everything() -> None:
+def test_an_error_of_another_package_keeps_its_frames() -> None:
     with pytest.raises(KeyError) as caught:
         fails(KeyError("a bug"))
 

@@ -240,7 +240,7 @@ def test_the_running_session_is_given_back_unless_it_is_another(spark: SparkSess
         session(conf={"spark.executor.memory": "7g"})
 
 
-def test_the_format_can_be_registered_in_a_session_of_somebody_else(
+def test_the_format_can_be_registered_in_a_session_that_another_program_made(
     spark: SparkSession, server: ServerProcess
 ) -> None:
     with fencepost.connect(server.url) as client:

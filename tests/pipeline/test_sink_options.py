@@ -71,7 +71,7 @@ def test_names_of_options_are_known_in_any_case_and_spark_adds_its_own() -> None
     assert options.format == "json"
 
 
-def test_a_token_is_shown_to_nobody() -> None:
+def test_a_token_is_never_shown() -> None:
     given = {"stream": "s", "token": "secret"}
 
     options = sink_options(given, schema_of("v other"), False, streaming=True)

@@ -163,7 +163,7 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path, name: str) -> None:
         assert messages(own.url, name) == [1]
 
 
-def test_who_may_append_may_write_and_nobody_else(tmp_path: Path) -> None:
+def test_only_a_principal_that_may_append_may_write(tmp_path: Path) -> None:
     principals = [
         principal("pipeline", ("allowed/**", ["append", "create"])),
         principal("other", ("allowed/**", ["append", "create", "read"])),

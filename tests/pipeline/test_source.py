@@ -241,9 +241,7 @@ def test_a_server_with_a_small_page_is_read_in_small_pages(
         assert values(read(spark, small, stream="paged")) == [str(n).encode() for n in range(100)]
 
 
-def test_a_token_lets_its_principal_read_and_nobody_else(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_token_lets_only_its_principal_read(spark: SparkSession, tmp_path: Path) -> None:
     people = (
         principal("root", ("**", ["admin"])),
         principal("ann", ("orders/**", ["read"])),

@@ -57,11 +57,11 @@ class Java:
     """A phrase that says where it was found."""
 
     def environment(self) -> dict[str, str]:
-        """What to add to the environment of Spark's scripts."""
+        """The variables to add to the environment of Spark's scripts."""
         return {} if self.home is None else {"JAVA_HOME": str(self.home)}
 
     def real_home(self) -> Path:
-        """What JAVA_HOME would be, also for a `java` on the PATH."""
+        """The folder to set JAVA_HOME to, also for a `java` on the PATH."""
         if self.home is not None:
             return self.home
         return Path(os.path.realpath(shutil.which("java") or "java")).parents[1]

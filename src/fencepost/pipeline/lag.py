@@ -68,7 +68,7 @@ def reached(place: Path) -> list[Reached]:
 
 
 def lag(client: Client, consumer: Reached, match: str | None = None) -> Lag:
-    """What a consumer has still to do.
+    """Count the messages that a consumer has not done yet.
 
     A table knows its streams. A checkpoint does not say which ones its query reads: `match` does,
     or everything counts.

@@ -194,7 +194,7 @@ class Selection:
 
 
 def selection_of(options: Options) -> Selection:
-    """What `stream`, `streams` or `match` select: exactly one of them has to be there."""
+    """The streams that `stream`, `streams` or `match` select; exactly one must be given."""
     stream = options.text("stream")
     streams = options.text("streams")
     match = options.text("match")

@@ -159,7 +159,7 @@ DropOutcome = Literal["would drop", "dropped", "failed"]
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream loses: everything before an offset."""
+    """The messages that a stream loses: all before an offset."""
 
     stream: str
     before: str
@@ -264,7 +264,7 @@ def planned(known: DataFrame, limits: DataFrame) -> DataFrame:
 
 
 def _drop(row: dict[str, Any], now: int) -> tuple[str, str, int, int] | None:
-    """What a stream should lose, by the rules of the protocol; None when it may keep everything."""
+    """The drop that the policies ask of a stream; None when it may keep everything."""
     tail = Offset(row["tail_messages"], row["tail_bytes"])
     oldest = row["oldest_ms"]
     held = Retention(
@@ -353,7 +353,7 @@ def on_executors(
 
 
 def attempted(client: Client, row: dict[str, Any], work: Work) -> list[dict[str, Any]]:
-    """What the work with a row made, or the row with its error."""
+    """The rows that the work gives for a row, or the row with its error."""
     try:
         return work(client, row)
     except FencepostError as error:

@@ -47,7 +47,7 @@ class DayCount(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit of a range of the log found."""
+    """The result of an audit of a range of the log."""
 
     selection: str
     after: int
@@ -67,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     largest: list[Count]
     """The streams with the most messages."""
     by_stream_and_day: list[DayCount]
-    """Of the largest streams, each of their days."""
+    """Messages and bytes of each day, for each of the largest streams."""
 
     @property
     def is_clean(self) -> bool:

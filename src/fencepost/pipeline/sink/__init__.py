@@ -151,7 +151,7 @@ class Sink:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """What Spark calls for `df.write`."""
+    """The writer whose methods Spark calls for `df.write`."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -169,7 +169,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """What Spark calls for `df.writeStream`."""
+    """The writer whose methods Spark calls for `df.writeStream`."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

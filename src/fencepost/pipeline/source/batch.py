@@ -179,7 +179,7 @@ def parts_by_weight(weight: int, partitions_min: int) -> int:
 
 
 def weight_of(splits: Iterable[Split]) -> int:
-    """What ranges cost to read."""
+    """The cost of reading ranges: payload bytes plus 100 for each row."""
     return sum(split.bytes + ROW_BYTES * split.rows for split in splits)
 
 

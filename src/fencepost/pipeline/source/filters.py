@@ -33,7 +33,7 @@ PATH_BYTES_MAX = Limits().path_bytes_max
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """What is left to read: streams, positions above `after` up to `until`, and times."""
+    """The part of a read that filters leave: streams, positions in (`after`, `until`], times."""
 
     selection: Selection
     after: int = -1
@@ -43,7 +43,7 @@ class Narrowing:
 
 
 def narrowed(narrowing: Narrowing, filters: Iterable[Filter]) -> Narrowing:
-    """What is left when all of these filters hold."""
+    """The narrowing after all of these filters."""
     for one in filters:
         match getattr(one, "attribute", None):
             case ("stream",):

@@ -118,7 +118,7 @@ class Shape:
 
 
 def shape_of(options: Options, schema: StructType | None) -> Shape:
-    """What the options and `.schema(...)` ask for."""
+    """The columns and the mode that the options and `.schema(...)` ask for."""
     name = options.choice("format", tuple(FORMAT_COLUMNS), RAW)
     asked = options.text("schema")
     mode_given = "mode" in options
@@ -168,7 +168,7 @@ def _value_sql(name: str, asked: str | None) -> str:
 
 
 def _no_type(asked: str) -> str | None:
-    """What stands where a type should in a schema, if it is not one.
+    """The first word of a schema that stands where a type should and is none; else None.
 
     Only Spark's own parser knows the whole language, and it reads all columns at once: its error
     would name columns that the user did not write.

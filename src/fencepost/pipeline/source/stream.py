@@ -89,7 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"start": LATEST if start.timestamp_ms is None else start.timestamp_ms}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the options say about the size of a batch."""
+        """The limit on a batch that the options set."""
         if self._options.rows_max is not None:
             return ReadMaxRows(self._options.rows_max)
         if self._options.bytes_max is not None:

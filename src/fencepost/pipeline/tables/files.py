@@ -98,7 +98,7 @@ class Book(Protocol):
         ...
 
     def root_of(self, name: str) -> Path:
-        """What the paths of a table's files are relative to."""
+        """The folder that the paths of a table's files are relative to."""
         ...
 
     def commit(self, before: Contents, changes: Mapping[str, TableChange], mark: Mark) -> Contents:
@@ -149,7 +149,7 @@ def define(root: Path, definition: Mapping[str, Any]) -> None:
 
 
 def defined(root: Path) -> dict[str, Any]:
-    """What the tables of a folder are."""
+    """The definition of the tables in a folder, as `define` wrote it."""
     try:
         raw = (root / DEFINITION).read_bytes()
     except FileNotFoundError:

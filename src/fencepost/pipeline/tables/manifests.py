@@ -61,7 +61,7 @@ class ManifestBook:
         self._folder = root / FOLDER
 
     def load(self) -> Contents:
-        """What the newest manifest names; nothing when there is none yet."""
+        """The tables as the newest manifest names them; empty before the first commit."""
         found = self.newest()
         if found is None:
             return Contents()
@@ -78,7 +78,7 @@ class ManifestBook:
         return self._root / DATA / folder_name(name)
 
     def root_of(self, name: str) -> Path:
-        """What the paths of a table's files are relative to."""
+        """The folder that the paths of a table's files are relative to."""
         del name
         return self._root
 

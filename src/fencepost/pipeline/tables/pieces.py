@@ -45,13 +45,13 @@ WRITER = ("producer_id", "producer_epoch", "producer_seq")
 
 
 class Layout(NamedTuple):
-    """What the tables of a folder are."""
+    """The kind, format and schemas of the tables in a folder."""
 
     kind: Kind
     format: Format
     schemas: Mapping[str, StructType | None] | None
-    """By type, which tables there are; None for one of every type that comes, as JSON text. Of a
-    table of rows: the schema of its values under its own name."""
+    """The schema of each type that has a table. None: every type that comes has one, with values as
+    JSON text. A table of rows has the schema of its values under the name ROWS."""
     buckets: int
 
     def schema_of(self, name: str) -> StructType | None:
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What a piece was."""
+    """The result of applying a piece: the position it reached, its rows, and those not valid."""
 
     position: int
     rows: int
@@ -152,7 +152,7 @@ class Applying:
         bounds: DataFrame,
         found: _Summary,
     ) -> dict[str, TableChange]:
-        """What the piece does to the table of each type that it concerns."""
+        """The change that the piece makes to the table of each type in it."""
         cleared = bool(bounds.where("cleared").limit(1).count())
         wanted = set(found.types) if self._layout.schemas is None else set(self._layout.schemas)
         names = wanted & set(found.types)
@@ -225,7 +225,7 @@ class _Summary(NamedTuple):
 
 
 def _summary(messages: DataFrame) -> _Summary:
-    """What the driver has to know of a piece, in one pass over it."""
+    """Count a piece, and find its types and buckets, in one pass over it."""
     found = (
         messages.groupBy("kind", "type")
         .agg(
