@@ -2,9 +2,15 @@
 
 Two runs of lines repeat each other when they are the same, or when they have the same shape: equal
 once every name, string and number is taken for any other. Blank lines, comments, docstrings,
-imports and lines of punctuation do not count. A run by shape needs two lines that are more than a
-declaration: fields of dataclasses all look alike. A run that stands in more than eight places is a
+imports and lines of punctuation do not count. A run that stands in more than eight places is a
 habit of the language and is not listed. Generated files are left out: their source is in the list.
+
+Declarations that look alike are not repeated logic, so a run by shape needs two lines that do
+something. A line of Python does something when a statement begins on it, other than these: a field
+or a constant, the head of a function or of a class, `self.x = x`. Parameters, arguments and the
+entries of a literal stand on lines of their own where no statement begins. Equal lines count
+whatever they are. Migrations are left out: one that has run is never edited, so two of them cannot
+share a line. `--declarations` counts all of these as well.
 
 A row is a place to look at, not a verdict. Pairs are counted by file: all that two files share is
 one pair, shown by its longest run.
@@ -28,7 +34,8 @@ LINES_MIN = 6
 PLACES_MAX = 8
 GENERATED = re.compile(r"generated", re.IGNORECASE)
 
-_DECLARATION = re.compile(r"name( : [^()=]+)?( = (name|string|number))? ?,?$|[^\w]*$")
+ACTS_MIN = 2
+"""How many lines of a run by shape have to do something."""
 _SQL_TOKEN = re.compile(r"'[^']*'|--.*|\d+|\w+|[^\w\s]")
 _SQL_WORD = re.compile(
     r"(?i)(select|from|where|and|or|not|null|is|in|on|join|left|insert|into|values|update|set|delete"
@@ -39,11 +46,12 @@ _SQL_WORD = re.compile(
 
 
 class Line(NamedTuple):
-    """A line that counts: where it stands, its text, and its shape."""
+    """A line that counts: where it stands, its text, its shape, and whether it does something."""
 
     number: int
     text: str
     shape: str
+    acts: bool = True
 
 
 class Pair(NamedTuple):
@@ -63,27 +71,31 @@ def lines_of(file: Path) -> list[Line]:
     return [line for line in lines if re.search(r"\w", line.text)]
 
 
-def pairs_in(files: dict[str, list[Line]], lines_min: int = LINES_MIN) -> list[Pair]:
+def pairs_in(
+    files: dict[str, list[Line]], lines_min: int = LINES_MIN, *, declarations: bool = False
+) -> list[Pair]:
     """Every pair of files that share a run, longest run first."""
     runs: dict[tuple[str, str], list[tuple[int, int, int, bool]]] = defaultdict(list)
     for is_shape in (False, True):
-        for (one, start), (other, begin) in _matches(files, lines_min, is_shape=is_shape):
+        acts_min = ACTS_MIN if is_shape and not declarations else 0
+        found = _matches(files, lines_min, acts_min, is_shape=is_shape)
+        for (one, start), (other, begin) in found:
             runs[one, other].append((start, begin, lines_min, is_shape))
     return sorted((_pair(files, *names, found) for names, found in runs.items()), reverse=True)
 
 
 def _matches(
-    files: dict[str, list[Line]], lines_min: int, *, is_shape: bool
+    files: dict[str, list[Line]], lines_min: int, acts_min: int, *, is_shape: bool
 ) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
     places: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for name, lines in files.items():
         keys = [line.shape if is_shape else line.text for line in lines]
         for start in range(len(keys) - lines_min + 1):
+            if sum(line.acts for line in lines[start : start + lines_min]) < acts_min:
+                continue
             places[tuple(keys[start : start + lines_min])].append((name, start))
     for key, found in places.items():
         if 1 < len(found) <= PLACES_MAX and len(set(key)) > 2:
-            if is_shape and sum(not _DECLARATION.match(line) for line in key) < 2:
-                continue
             for one, other in combinations(sorted(found), 2):
                 if one[0] != other[0] or abs(one[1] - other[1]) >= lines_min:
                     yield one, other
@@ -120,7 +132,9 @@ def _place(name: str, lines: list[Line], start: int, count: int) -> str:
 
 
 def _python_lines(text: str) -> list[Line]:
-    left_out = _docstrings_and_imports(text)
+    tree = ast.parse(text)
+    left_out = _docstrings_and_imports(tree)
+    acting = _acting(tree)
     words: dict[int, list[str]] = defaultdict(list)
     shapes: dict[int, list[str]] = defaultdict(list)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -129,7 +143,10 @@ def _python_lines(text: str) -> list[Line]:
             continue
         words[number].append(token.string)
         shapes[number].append(_shape(token))
-    return [Line(number, " ".join(words[number]), " ".join(shapes[number])) for number in words]
+    return [
+        Line(number, " ".join(words[number]), " ".join(shapes[number]), number in acting)
+        for number in words
+    ]
 
 
 _SILENT = {
@@ -152,14 +169,35 @@ def _shape(token: tokenize.TokenInfo) -> str:
     return token.string
 
 
-def _docstrings_and_imports(text: str) -> set[int]:
+def _docstrings_and_imports(tree: ast.Module) -> set[int]:
     numbers: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_text or isinstance(node, ast.Import | ast.ImportFrom):
             assert isinstance(node, ast.stmt)
             numbers.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return numbers
+
+
+def _acting(tree: ast.Module) -> set[int]:
+    """The lines on which a statement begins that does something."""
+    return {
+        node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt) and not _declares(node)
+    }
+
+
+def _declares(node: ast.stmt) -> bool:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Pass():
+            return True
+        case ast.AnnAssign(value=value):
+            return value is None or isinstance(value, ast.Constant | ast.Name)
+        case ast.Assign(value=ast.Constant()):
+            return True
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name("self"))], value=ast.Name()):
+            return True
+        case _:
+            return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _sql_lines(text: str) -> list[Line]:
@@ -179,24 +217,25 @@ def _sql_shape(token: str) -> str:
     return token.lower()
 
 
-def repeats(folder: Path = ROOT / "src") -> tuple[list[Pair], int]:
+def repeats(folder: Path = ROOT / "src", *, declarations: bool = False) -> tuple[list[Pair], int]:
     """The pairs below a folder, and how many generated files were left out."""
     files, generated = {}, 0
     for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.sql")]):
         text = file.read_text()
         if GENERATED.search(text.partition("\n")[0]):
             generated += 1
-        else:
+        elif declarations or "migrations" not in file.parts:
             files[str(file.relative_to(folder))] = lines_of(file)
-    return pairs_in(files), generated
+    return pairs_in(files, declarations=declarations), generated
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--most", type=int, default=40, help="how many pairs to show")
-    most = parser.parse_args().most
-    pairs, generated = repeats()
-    for pair in pairs[:most]:
+    parser.add_argument("--declarations", action="store_true", help="count declarations as well")
+    options = parser.parse_args()
+    pairs, generated = repeats(declarations=options.declarations)
+    for pair in pairs[: options.most]:
         kind = " shape" if pair.is_shape else ""
         more = f" (+{pair.runs - 1} more)" if pair.runs > 1 else ""
         print(f"{pair.lines:4} {pair.first} ~ {pair.second}{kind}{more}")

@@ -49,6 +49,31 @@ def {0}({1}):
 """
 
 
+DECLARATIONS = """
+class {0}:
+    def __init__(
+        self,
+        {1}: int,
+        {2}: str = "x",
+        *,
+        {3}: bool = False,
+    ) -> None:
+        self.{1} = {1}
+        self.{2} = {2}
+        self.{3} = {3}
+"""
+
+
+def test_declarations_of_one_shape_do_not_repeat_each_other(tmp_path: Path) -> None:
+    files = write(
+        tmp_path, a=DECLARATIONS.format("A", "x", "y", "z"), b=DECLARATIONS.format(*"BUVW")
+    )
+    lines = {name: lines_of(file) for name, file in files.items()}
+
+    assert pairs_in(lines) == []
+    assert len(pairs_in(lines, declarations=True)) == 1
+
+
 def test_lines_of_one_shape_with_other_names_repeat_each_other(tmp_path: Path) -> None:
     files = write(
         tmp_path, a=BODY.format("f", "x", 1), b='"""Text."""\n' + BODY.format("g", "y", 2)
