@@ -16,7 +16,17 @@ from pyspark.sql import functions as F  # noqa: N812
 from fencepost.client.sync import Client
 from fencepost.pipeline.audit import lists, rules
 from fencepost.pipeline.audit.log import Span, facts
-from fencepost.pipeline.audit.reports import Count, DayCount, Defect, Report, day_name
+from fencepost.pipeline.audit.reports import (
+    UNIT_SECONDS,
+    Count,
+    DayCount,
+    Defect,
+    Report,
+    Unit,
+    day_name,
+    timeline,
+    unit_for,
+)
 from fencepost.pipeline.connection import connection_of
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.options import Options, Selection
@@ -89,6 +99,7 @@ def audit(
             defects.unpersist()
         say("counting")
         days, largest, by_stream_and_day, streams = _counts(known)
+        unit, times = _timeline(known)
     finally:
         known.unpersist()
     return Report(
@@ -106,6 +117,8 @@ def audit(
         days=days,
         largest=largest,
         by_stream_and_day=by_stream_and_day,
+        timeline_unit=unit,
+        timeline=times,
     )
 
 
@@ -181,6 +194,16 @@ def _counts(known: DataFrame) -> tuple[list[Count], list[Count], list[DayCount],
         return days, largest, by_stream_and_day, counts.select("stream").distinct().count()
     finally:
         counts.unpersist()
+
+
+def _timeline(known: DataFrame) -> tuple[Unit, list[Count]]:
+    """Messages by the unit of time that shows how they came."""
+    span = rules.span(known).first()
+    if span is None or span["first"] is None:
+        return "day", []
+    unit = unit_for(span["last"] - span["first"])
+    rows = rules.counts_by(known, UNIT_SECONDS[unit]).collect()
+    return unit, timeline(unit, {row["at"]: (row["messages"], row["bytes"]) for row in rows})
 
 
 def _listed(client: Client, selection: Selection) -> Listed:

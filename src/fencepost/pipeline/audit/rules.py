@@ -274,3 +274,19 @@ def counts(facts: DataFrame) -> DataFrame:
         .groupBy("stream", day)
         .agg(F.count("*").alias("messages"), F.sum("size").alias("bytes"))
     )
+
+
+def span(facts: DataFrame) -> DataFrame:
+    """The time of the first message and of the last one, in seconds since 1970."""
+    at = F.unix_seconds("timestamp")
+    return messages_of(facts).agg(F.min(at).alias("first"), F.max(at).alias("last"))
+
+
+def counts_by(facts: DataFrame, seconds: int) -> DataFrame:
+    """How many messages and bytes came in each stretch of so many seconds, by its beginning."""
+    at = F.unix_seconds("timestamp")
+    return (
+        messages_of(facts)
+        .groupBy((at - at % seconds).alias("at"))
+        .agg(F.count("*").alias("messages"), F.sum("size").alias("bytes"))
+    )
