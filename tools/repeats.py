@@ -64,6 +64,11 @@ class Pair(NamedTuple):
     runs: int
 
 
+def is_generated(file: Path) -> bool:
+    """Whether a file says in its first line that it is made from another."""
+    return GENERATED.search(file.read_text().partition("\n")[0]) is not None
+
+
 def lines_of(file: Path) -> list[Line]:
     """The lines of a file that count, without what every file has."""
     text = file.read_text()
@@ -221,8 +226,7 @@ def repeats(folder: Path = ROOT / "src", *, declarations: bool = False) -> tuple
     """The pairs below a folder, and how many generated files were left out."""
     files, generated = {}, 0
     for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.sql")]):
-        text = file.read_text()
-        if GENERATED.search(text.partition("\n")[0]):
+        if is_generated(file):
             generated += 1
         elif declarations or "migrations" not in file.parts:
             files[str(file.relative_to(folder))] = lines_of(file)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from fencepost.http.messages import Request, Response
+from fencepost.memory import dissolve, paused_collector
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
 from fencepost.protocol.commits import (
@@ -71,7 +72,6 @@ from fencepost.store.contract import (
     Unknown,
     Upload,
 )
-from fencepost.store.memory import dissolve, paused_collector
 
 T = TypeVar("T")
 Respond = Callable[[Response], None]

@@ -25,13 +25,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from fencepost.memory import dissolve, paused_collector
 from fencepost.protocol.commits import Commit, CommitItem, CommitOutcome, CommittedInSlices
 from fencepost.store.contract import Failed, Failure, Missing, Published, SoftDeleted, Unknown
 from fencepost.store.large.copies import streams_at
 from fencepost.store.large.decider import Decided, LargeDecision, SlicedDecision
 from fencepost.store.large.locks import Held, Holds
 from fencepost.store.large.slices import CERTAIN, Slice, decode_slice, tell_made
-from fencepost.store.memory import dissolve, paused_collector
 from fencepost.store.sql import Connection
 from fencepost.store.write.decider import Admitted, Decider
 from fencepost.store.write.ledger import view_of

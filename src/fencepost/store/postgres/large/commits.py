@@ -27,12 +27,12 @@ from typing import Protocol, TypeVar
 
 import psycopg
 
+from fencepost.memory import dissolve
 from fencepost.protocol.commits import Commit, CommitOutcome, CommittedInSlices
 from fencepost.store.contract import Failed, Failure
 from fencepost.store.large.commits import Done, LargeCommits, cut
 from fencepost.store.large.decider import Decided, LargeDecision, messages_of
 from fencepost.store.large.locks import Held
-from fencepost.store.memory import dissolve
 from fencepost.store.postgres.cache import BulkLoader
 from fencepost.store.postgres.cluster.feed import Feed
 from fencepost.store.postgres.driver.connection import is_full
