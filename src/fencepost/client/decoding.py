@@ -8,6 +8,7 @@ infinity, an integer of thousands of digits a `Decimal`.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable
 from decimal import Decimal
@@ -65,9 +66,21 @@ def text_of(data: bytes) -> str:
         raise UnreadableError(f"the stream is not UTF-8: {error}") from error
 
 
-def text_messages(data: bytes) -> list[str]:
-    """A piece of a text stream."""
-    return [text_of(data)]
+class TextDecoder:
+    """The pieces of a text stream, which may end inside a character: its rest comes with the next.
+
+    A stream may be split anywhere, because it is bytes to the server.
+    """
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+
+    def __call__(self, data: bytes) -> list[str]:
+        try:
+            text = self._decode(data)
+        except UnicodeDecodeError as error:
+            raise UnreadableError(f"the stream is not UTF-8: {error}") from error
+        return [text] if text else []
 
 
 def log_entries(body: bytes) -> list[LogEntry]:

@@ -76,9 +76,11 @@ class ConnectionFailedError(FencepostError):
     `sent` is false when no byte of the request has left: then nothing has happened.
     """
 
-    def __init__(self, message: str, *, sent: bool = False) -> None:
+    def __init__(self, message: str, *, sent: bool = False, final: bool = False) -> None:
         super().__init__(message)
         self.sent = sent
+        self.final = final
+        """Whether the client itself gave the request up, so that no retry is wanted."""
 
 
 class RequestTimeoutError(ConnectionFailedError):

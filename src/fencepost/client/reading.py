@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from fencepost.client.decoding import json_messages, log_entries, text_messages
+from fencepost.client.decoding import TextDecoder, json_messages, log_entries
 from fencepost.client.effects import Channel, Next, Open, Operation, Shut, Sleep
 from fencepost.client.errors import (
     ConnectionFailedError,
@@ -94,6 +94,12 @@ class Cursor(Generic[T]):
         self.offset = offset or START
         self.content_type: str | None = None
         self.ended = False
+        self.up_to_date = False
+        """Whether the last answer reached the tail."""
+        self.closed = False
+        """Whether the last answer reached the end of a closed stream."""
+        self.stopped: Callable[[], bool] = lambda: False
+        """Asked before each request: whether the user wants no more of them."""
 
     def leave_undecoded(self) -> None:
         """From here on only the bytes of batches are wanted: their messages are not looked into."""
@@ -116,8 +122,14 @@ class Cursor(Generic[T]):
             closed=closed,
         )
         self.offset = next_offset
-        self.ended = closed
+        self.ended = self.closed = closed
+        self.up_to_date = up_to_date or closed
         return batch
+
+    @property
+    def place(self) -> str:
+        """The offset behind the last batch that was given out."""
+        return self.offset
 
     def _answered(self, response: Response) -> Batch[T]:
         next_offset = response.headers.get("stream-next-offset")
@@ -155,7 +167,7 @@ def decoder(content_type: str, kind: Any) -> Callable[[bytes], list[Any]]:
     if is_json(content_type):
         return json_messages(kind)
     if media_type(content_type).startswith("text/"):
-        return text_messages
+        return TextDecoder()
     return whole
 
 
@@ -164,8 +176,13 @@ class Reader(Cursor[T]):
 
     def next(self) -> Operation[Batch[T] | None]:
         """The next batch that holds something; None at the tail."""
-        while not self.ended:
-            batch = self._answered((yield from self._fetch()))
+        while not (self.ended or self.stopped()):
+            try:
+                batch = self._answered((yield from self._fetch()))
+            except ConnectionFailedError:
+                if self.stopped():
+                    break
+                raise
             # A closed stream and the tail are the end, and so is an answer that leads nowhere; an
             # empty chunk before it is only a pause.
             self.ended = batch.up_to_date or batch.closed or stands_still(batch)
@@ -202,12 +219,13 @@ class Follower(Cursor[T]):
 
     def next(self) -> Operation[Batch[T] | None]:
         """The next batch, waiting for it as long as it takes; None when the stream is closed."""
-        while self._ready or not self.ended:
+        while self._ready or not (self.ended or self.stopped()):
             try:
                 batch = self._ready.popleft() if self._ready else (yield from self._advance())
             except (ConnectionFailedError, ResponseError) as failure:
                 yield from self.shut()
-                yield from self._wait(failure)
+                if not self.stopped():
+                    yield from self._wait(failure)
                 continue
             except FencepostError:
                 yield from self.shut()
@@ -220,6 +238,11 @@ class Follower(Cursor[T]):
                 return batch
         yield from self.shut()
         return None
+
+    @property
+    def place(self) -> str:
+        """The offset behind the last batch that was given out."""
+        return self._ready[0].offset if self._ready else self.offset
 
     def shut(self) -> Operation[None]:
         """Give the connection up; `next` opens another one."""
@@ -414,6 +437,8 @@ class LogReader:
         self._live = live
         self.after: int | Literal["now"] = after
         self.ended = False
+        self.stopped: Callable[[], bool] = lambda: False
+        """Asked before each request: whether the user wants no more of them."""
         self._failures = 0
         self._pace = Pace(settings)
         if until is not None:
@@ -422,12 +447,14 @@ class LogReader:
     def next(self) -> Operation[LogPage | None]:
         """The next page that has entries; None when there is no more to come."""
         waiting = False
-        while not self.ended:
+        while not (self.ended or self.stopped()):
             if waiting:
                 yield from self._pace.wait()
             try:
                 response = yield from self._fetch(waiting)
             except (ConnectionFailedError, UnavailableError) as failure:
+                if self.stopped():
+                    break
                 if not self._live:
                     raise
                 clock, retries = self._settings.clock, self._settings.retries

@@ -68,7 +68,7 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
         except ConnectionFailedError as error:
             failure = error
             uncertain += error.sent
-            repeatable = kind is not Kind.ONCE or not error.sent
+            repeatable = (kind is not Kind.ONCE or not error.sent) and not error.final
         else:
             if response.status < 300:
                 return Answer(response, uncertain)

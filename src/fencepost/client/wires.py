@@ -77,6 +77,10 @@ class AsyncWire:
             and not self._writer.is_closing()
         )
 
+    def interrupt(self) -> None:
+        """End a wait of another task for this connection."""
+        self._writer.transport.abort()
+
     def abort(self) -> None:
         """Close the connection without waiting for it."""
         # The event loop may have been closed before, and its connections with it.
@@ -134,6 +138,11 @@ class Wire:
     def usable(self) -> bool:
         """Whether both sides still hold the connection open and nothing unread has arrived."""
         return self._sock.fileno() >= 0 and not ready(self._sock, 0.0)
+
+    def interrupt(self) -> None:
+        """End a wait of another thread for this connection, which that thread then closes."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def abort(self) -> None:
         """Close the connection. In a forked child this leaves the parent's connection alone."""

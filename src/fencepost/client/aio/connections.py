@@ -7,10 +7,13 @@ request that is cancelled or fails closes its connection, which is never used ag
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 from collections import deque
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from fencepost.client.effects import Call, Channel, Effect, Next, Open, Operation, Send, Shut, Sleep
 from fencepost.client.errors import (
@@ -22,12 +25,45 @@ from fencepost.client.errors import (
 )
 from fencepost.client.http import Address, Request, Response, ResponseParser, render_head
 from fencepost.client.settings import ClientSettings, Timeouts
-from fencepost.client.wires import AsyncWire, async_call, async_sleep
+from fencepost.client.wires import AsyncWire, async_call, async_sleep, async_wait
+from fencepost.clock import Clock
 
 T = TypeVar("T")
 
 IDLE_MAX = 16
 """How many connections without a request are kept open for the next one."""
+
+
+class AsyncStop:
+    """Ends what a reading waits for: at a deadline, or when it is closed by another caller."""
+
+    def __init__(self, clock: Clock, seconds: float | None = None) -> None:
+        self._event = asyncio.Event()
+        self._clock = clock
+        self._ends_ms = None if seconds is None else clock.monotonic_ms() + seconds * 1000
+        self.connection: AsyncConnection | None = None
+        """The connection that is waited for now."""
+
+    def is_over(self) -> bool:
+        """Whether the reading was closed or its time is up."""
+        return self._event.is_set() or self.remaining() <= 0
+
+    def remaining(self) -> float:
+        """Seconds until the deadline; without end when there is none."""
+        if self._ends_ms is None:
+            return math.inf
+        return (self._ends_ms - self._clock.monotonic_ms()) / 1000
+
+    def set(self) -> None:
+        """Stop now, also in the middle of a wait."""
+        self._event.set()
+        connection = self.connection
+        if connection is not None:
+            connection.interrupt()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so many seconds, or until it is over."""
+        await async_wait(self._event, max(0.0, min(seconds, self.remaining())))
 
 
 class AsyncConnection:
@@ -39,6 +75,8 @@ class AsyncConnection:
         self._timeouts = timeouts
         self._parser = ResponseParser()
         self._seconds = timeouts.answer
+        self.stop: AsyncStop | None = None
+        """What may end a wait for this connection early."""
 
     @classmethod
     async def dial(cls, address: Address, timeouts: Timeouts) -> AsyncConnection:
@@ -83,6 +121,10 @@ class AsyncConnection:
         """Whether another request may be sent: all was read, and the server did not hang up."""
         return self._parser.idle and not self._parser.closing and self._wire.usable
 
+    def interrupt(self) -> None:
+        """End a wait of another caller for this connection."""
+        self._wire.interrupt()
+
     def abort(self) -> None:
         """Close the connection without waiting for it."""
         self._wire.abort()
@@ -109,7 +151,14 @@ class AsyncConnection:
                 raise failure from None
 
     async def _receive(self) -> None:
-        data = await self._wire.receive(self._seconds)
+        seconds = self._seconds
+        if self.stop is not None:
+            # Noted before it is looked at: a stop that comes in between finds the connection.
+            self.stop.connection = self
+            if self.stop.is_over():
+                raise ConnectionFailedError("the reading was stopped", sent=True, final=True)
+            seconds = min(seconds, self.stop.remaining())
+        data = await self._wire.receive(seconds)
         if data:
             self._parser.feed(data)
         elif not self._parser.end():
@@ -124,8 +173,15 @@ class AsyncDriver:
         self._idle: deque[AsyncConnection] = deque()
         self._pid = os.getpid()
         self._closed = False
+        self._stops: WeakSet[AsyncStop] = WeakSet()
 
-    async def run(self, operation: Operation[T]) -> T:
+    def stop_of(self, seconds: float | None) -> AsyncStop:
+        """What ends a reading: after so many seconds, or when this client is closed."""
+        stop = AsyncStop(self.settings.clock, seconds)
+        self._stops.add(stop)
+        return stop
+
+    async def run(self, operation: Operation[T], stop: AsyncStop | None = None) -> T:
         """The result of an operation; an error of this package names the request it is about."""
         asked: Request | None = None
         response: Response | None = None
@@ -137,7 +193,7 @@ class AsyncDriver:
                 elif isinstance(effect, Next):
                     asked, response = effect.channel.request, effect.channel.response
                 try:
-                    answer = await self._perform(effect)
+                    answer = await self._perform(effect, stop)
                 except ConnectionFailedError as failure:
                     effect = operation.throw(failure)
                 else:
@@ -167,41 +223,49 @@ class AsyncDriver:
     async def close(self) -> None:
         """Close every connection."""
         self._closed = True
+        for stop in list(self._stops):
+            stop.set()
         while (connection := self._pop()) is not None:
             await connection.close()
 
-    async def _perform(self, effect: Effect) -> Any:
+    async def _perform(self, effect: Effect, stop: AsyncStop | None) -> Any:
         match effect:
             case Send(request):
-                return await self._send(request)
+                return await self._send(request, stop)
             case Open(request):
-                return await self._open(request)
+                return await self._open(request, stop)
             case Next(channel):
                 return await self._next(channel)
             case Shut(channel):
                 await channel.connection.close()
                 return None
             case Sleep(seconds):
-                await async_sleep(seconds)
+                if stop is None:
+                    await async_sleep(seconds)
+                else:
+                    await stop.sleep(seconds)
                 return None
             case Call(function):
                 return await async_call(function)
 
-    async def _send(self, request: Request) -> Response:
-        connection = await self._take()
+    async def _send(self, request: Request, stop: AsyncStop | None) -> Response:
+        connection = await self._take(stop)
         try:
             response = await connection.exchange(request)
         except BaseException:
             connection.abort()
             raise
+        finally:
+            if stop is not None:
+                connection.stop = stop.connection = None
         if self._closed or len(self._idle) >= IDLE_MAX or not connection.reusable:
             await connection.close()
         else:
             self._idle.append(connection)
         return response
 
-    async def _open(self, request: Request) -> Channel:
-        connection = await self._take()
+    async def _open(self, request: Request, stop: AsyncStop | None) -> Channel:
+        connection = await self._take(stop)
         try:
             return await connection.open(request)
         except BaseException:
@@ -216,7 +280,14 @@ class AsyncDriver:
             connection.abort()
             raise
 
-    async def _take(self) -> AsyncConnection:
+    async def _take(self, stop: AsyncStop | None) -> AsyncConnection:
+        if stop is not None and stop.is_over():
+            raise ConnectionFailedError("the reading was stopped", final=True)
+        connection = await self._connected()
+        connection.stop = stop
+        return connection
+
+    async def _connected(self) -> AsyncConnection:
         if self._closed:
             raise ClientClosedError("the client was closed")
         if self._pid != os.getpid():

@@ -16,23 +16,47 @@ T = TypeVar("T")
 
 
 class AsyncReading(Generic[T]):
-    """A read under way: iterate over it for messages, or its `batches()`.
+    """A read under way: iterate over it for messages, or its `batches()`."""
 
-    `offset` is where to go on so that nothing is missed: behind the last batch whose messages were
-    all taken.
-    """
-
-    def __init__(self, driver: AsyncDriver, cursor: Reader[T] | Follower[T]) -> None:
+    def __init__(
+        self,
+        driver: AsyncDriver,
+        cursor: Reader[T] | Follower[T],
+        timeout: float | None = None,
+    ) -> None:
         self._driver = driver
         self._cursor = cursor
+        self._stop = driver.stop_of(timeout)
         self._messages: Iterator[T] = iter(())
-        self._after = cursor.offset
-        self.offset = cursor.offset
+        self._batch: Batch[T] | None = None
+        self._given = 0
+        self._is_waiting = False
+        cursor.stopped = self._stop.is_over
+
+    @property
+    def offset(self) -> str:
+        """Where to go on so that nothing is missed: behind the last batch that was taken whole."""
+        return self._cursor.place if self._batch is None else self._batch.offset
 
     @property
     def content_type(self) -> str | None:
         """The stream's type, once something was read."""
         return self._cursor.content_type
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether everything that the stream was known to hold was given out."""
+        return self._is_at_end and self._cursor.up_to_date
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything was given out and the stream is closed: nothing will follow."""
+        return self._is_at_end and self._cursor.closed
+
+    @property
+    def _is_at_end(self) -> bool:
+        taken = self._batch is None or self._given == len(self._batch.messages)
+        return taken and self._cursor.place == self._cursor.offset
 
     def __aiter__(self) -> Self:
         return self
@@ -40,19 +64,20 @@ class AsyncReading(Generic[T]):
     async def __anext__(self) -> T:
         while True:
             for message in self._messages:
+                self._given += 1
                 return message
-            self.offset = self._after
+            self._batch = None
             batch = await self._next()
             if batch is None:
                 raise StopAsyncIteration
             self._messages = iter(batch.messages)
-            self._after = batch.next_offset
 
     async def batches(self) -> AsyncIterator[Batch[T]]:
         """Messages as they came together, each batch with the offset behind it."""
         while (batch := await self._next()) is not None:
+            self._given = len(batch.messages)
             yield batch
-            self.offset = batch.next_offset
+            self._batch = None
 
     async def bytes(self) -> bytes:
         """Everything as it came, in one piece; of a JSON stream, an array."""
@@ -73,10 +98,10 @@ class AsyncReading(Generic[T]):
         return [message async for message in self]
 
     async def close(self) -> None:
-        """Stop reading, and give the connection up."""
-        if isinstance(self._cursor, Follower):
-            await self._driver.run(self._cursor.shut())
-        self._cursor.ended = True
+        """Stop reading. A caller that waits for the next message elsewhere gets the end at once."""
+        self._stop.set()
+        if not self._is_waiting:
+            await self._shut()
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,7 +115,19 @@ class AsyncReading(Generic[T]):
         await self.close()
 
     async def _next(self) -> Batch[T] | None:
-        return await self._driver.run(self._cursor.next())
+        self._is_waiting = True
+        try:
+            batch = await self._driver.run(self._cursor.next(), self._stop)
+        finally:
+            self._is_waiting = False
+        self._batch, self._given = batch, 0
+        if batch is None:
+            await self._shut()
+        return batch
+
+    async def _shut(self) -> None:
+        if isinstance(self._cursor, Follower):
+            await self._driver.run(self._cursor.shut())
 
 
 class AsyncListing(Generic[T]):
@@ -125,7 +162,9 @@ class AsyncLogReading:
         self._reader = reader
         self._entries: Iterator[LogEntry] = iter(())
         self._next = reader.after
+        self._stop = driver.stop_of(None)
         self.after = reader.after
+        reader.stopped = self._stop.is_over
 
     def __aiter__(self) -> Self:
         return self
@@ -135,7 +174,7 @@ class AsyncLogReading:
             for entry in self._entries:
                 return entry
             self.after = self._next
-            page = await self._driver.run(self._reader.next())
+            page = await self._driver.run(self._reader.next(), self._stop)
             if page is None:
                 raise StopAsyncIteration
             self._entries = iter(page.entries)
@@ -143,6 +182,21 @@ class AsyncLogReading:
 
     async def pages(self) -> AsyncIterator[LogPage]:
         """Entries as they came together, with where to go on and where the log ends."""
-        while (page := await self._driver.run(self._reader.next())) is not None:
+        while (page := await self._driver.run(self._reader.next(), self._stop)) is not None:
             yield page
             self.after = page.next
+
+    async def close(self) -> None:
+        """Stop reading. A caller that waits for the next entry elsewhere gets the end at once."""
+        self._stop.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

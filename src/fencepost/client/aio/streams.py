@@ -179,6 +179,7 @@ class AsyncStream:
         offset: str | None = None,
         live: Live = "auto",
         patience: float | None = None,
+        timeout: float | None = None,
     ) -> AsyncReading[Any]: ...
 
     @overload
@@ -188,6 +189,7 @@ class AsyncStream:
         offset: str | None = None,
         live: Live = "auto",
         patience: float | None = None,
+        timeout: float | None = None,
         type: type[T],
     ) -> AsyncReading[T]: ...
 
@@ -197,17 +199,20 @@ class AsyncStream:
         offset: str | None = None,
         live: Live = "auto",
         patience: float | None = None,
+        timeout: float | None = None,
         type: Any = None,
     ) -> AsyncReading[Any]:
         """What the stream holds and what comes, until it is closed; `offset="now"` skips the past.
 
         It goes on by itself from where it was, through lost connections and restarts, for as long
-        as it takes, or until the server was away for `patience` seconds.
+        as it takes, or until the server was away for `patience` seconds. After `timeout` seconds
+        it ends as it does at the end of a closed stream; `closed` of the reading tells which it
+        was. `close()` of the reading or of the client ends it from elsewhere, at once.
         """
         follower: Follower[Any] = Follower(
             self._driver.settings, self.path, offset, type, live=live, patience=patience
         )
-        return AsyncReading(self._driver, follower)
+        return AsyncReading(self._driver, follower, timeout)
 
     async def head(self) -> Head:
         """What there is to know without reading: type, tail, closed, lifetime."""

@@ -9,9 +9,12 @@ request that is cancelled or fails closes its connection, which is never used ag
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import threading
 from collections import deque
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from fencepost.client.effects import Call, Channel, Effect, Next, Open, Operation, Send, Shut, Sleep
 from fencepost.client.errors import (
@@ -23,12 +26,45 @@ from fencepost.client.errors import (
 )
 from fencepost.client.http import Address, Request, Response, ResponseParser, render_head
 from fencepost.client.settings import ClientSettings, Timeouts
-from fencepost.client.wires import Wire, call, sleep
+from fencepost.client.wires import Wire, call, sleep, wait
+from fencepost.clock import Clock
 
 T = TypeVar("T")
 
 IDLE_MAX = 16
 """How many connections without a request are kept open for the next one."""
+
+
+class Stop:
+    """Ends what a reading waits for: at a deadline, or when it is closed by another caller."""
+
+    def __init__(self, clock: Clock, seconds: float | None = None) -> None:
+        self._event = threading.Event()
+        self._clock = clock
+        self._ends_ms = None if seconds is None else clock.monotonic_ms() + seconds * 1000
+        self.connection: Connection | None = None
+        """The connection that is waited for now."""
+
+    def is_over(self) -> bool:
+        """Whether the reading was closed or its time is up."""
+        return self._event.is_set() or self.remaining() <= 0
+
+    def remaining(self) -> float:
+        """Seconds until the deadline; without end when there is none."""
+        if self._ends_ms is None:
+            return math.inf
+        return (self._ends_ms - self._clock.monotonic_ms()) / 1000
+
+    def set(self) -> None:
+        """Stop now, also in the middle of a wait."""
+        self._event.set()
+        connection = self.connection
+        if connection is not None:
+            connection.interrupt()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait so many seconds, or until it is over."""
+        wait(self._event, max(0.0, min(seconds, self.remaining())))
 
 
 class Connection:
@@ -40,6 +76,8 @@ class Connection:
         self._timeouts = timeouts
         self._parser = ResponseParser()
         self._seconds = timeouts.answer
+        self.stop: Stop | None = None
+        """What may end a wait for this connection early."""
 
     @classmethod
     def dial(cls, address: Address, timeouts: Timeouts) -> Connection:
@@ -84,6 +122,10 @@ class Connection:
         """Whether another request may be sent: all was read, and the server did not hang up."""
         return self._parser.idle and not self._parser.closing and self._wire.usable
 
+    def interrupt(self) -> None:
+        """End a wait of another caller for this connection."""
+        self._wire.interrupt()
+
     def abort(self) -> None:
         """Close the connection without waiting for it."""
         self._wire.abort()
@@ -110,7 +152,14 @@ class Connection:
                 raise failure from None
 
     def _receive(self) -> None:
-        data = self._wire.receive(self._seconds)
+        seconds = self._seconds
+        if self.stop is not None:
+            # Noted before it is looked at: a stop that comes in between finds the connection.
+            self.stop.connection = self
+            if self.stop.is_over():
+                raise ConnectionFailedError("the reading was stopped", sent=True, final=True)
+            seconds = min(seconds, self.stop.remaining())
+        data = self._wire.receive(seconds)
         if data:
             self._parser.feed(data)
         elif not self._parser.end():
@@ -125,8 +174,15 @@ class Driver:
         self._idle: deque[Connection] = deque()
         self._pid = os.getpid()
         self._closed = False
+        self._stops: WeakSet[Stop] = WeakSet()
 
-    def run(self, operation: Operation[T]) -> T:
+    def stop_of(self, seconds: float | None) -> Stop:
+        """What ends a reading: after so many seconds, or when this client is closed."""
+        stop = Stop(self.settings.clock, seconds)
+        self._stops.add(stop)
+        return stop
+
+    def run(self, operation: Operation[T], stop: Stop | None = None) -> T:
         """The result of an operation; an error of this package names the request it is about."""
         asked: Request | None = None
         response: Response | None = None
@@ -138,7 +194,7 @@ class Driver:
                 elif isinstance(effect, Next):
                     asked, response = effect.channel.request, effect.channel.response
                 try:
-                    answer = self._perform(effect)
+                    answer = self._perform(effect, stop)
                 except ConnectionFailedError as failure:
                     effect = operation.throw(failure)
                 else:
@@ -168,41 +224,49 @@ class Driver:
     def close(self) -> None:
         """Close every connection."""
         self._closed = True
+        for stop in list(self._stops):
+            stop.set()
         while (connection := self._pop()) is not None:
             connection.close()
 
-    def _perform(self, effect: Effect) -> Any:
+    def _perform(self, effect: Effect, stop: Stop | None) -> Any:
         match effect:
             case Send(request):
-                return self._send(request)
+                return self._send(request, stop)
             case Open(request):
-                return self._open(request)
+                return self._open(request, stop)
             case Next(channel):
                 return self._next(channel)
             case Shut(channel):
                 channel.connection.close()
                 return None
             case Sleep(seconds):
-                sleep(seconds)
+                if stop is None:
+                    sleep(seconds)
+                else:
+                    stop.sleep(seconds)
                 return None
             case Call(function):
                 return call(function)
 
-    def _send(self, request: Request) -> Response:
-        connection = self._take()
+    def _send(self, request: Request, stop: Stop | None) -> Response:
+        connection = self._take(stop)
         try:
             response = connection.exchange(request)
         except BaseException:
             connection.abort()
             raise
+        finally:
+            if stop is not None:
+                connection.stop = stop.connection = None
         if self._closed or len(self._idle) >= IDLE_MAX or not connection.reusable:
             connection.close()
         else:
             self._idle.append(connection)
         return response
 
-    def _open(self, request: Request) -> Channel:
-        connection = self._take()
+    def _open(self, request: Request, stop: Stop | None) -> Channel:
+        connection = self._take(stop)
         try:
             return connection.open(request)
         except BaseException:
@@ -217,7 +281,14 @@ class Driver:
             connection.abort()
             raise
 
-    def _take(self) -> Connection:
+    def _take(self, stop: Stop | None) -> Connection:
+        if stop is not None and stop.is_over():
+            raise ConnectionFailedError("the reading was stopped", final=True)
+        connection = self._connected()
+        connection.stop = stop
+        return connection
+
+    def _connected(self) -> Connection:
         if self._closed:
             raise ClientClosedError("the client was closed")
         if self._pid != os.getpid():

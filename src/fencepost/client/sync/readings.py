@@ -17,23 +17,47 @@ T = TypeVar("T")
 
 
 class Reading(Generic[T]):
-    """A read under way: iterate over it for messages, or its `batches()`.
+    """A read under way: iterate over it for messages, or its `batches()`."""
 
-    `offset` is where to go on so that nothing is missed: behind the last batch whose messages were
-    all taken.
-    """
-
-    def __init__(self, driver: Driver, cursor: Reader[T] | Follower[T]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        cursor: Reader[T] | Follower[T],
+        timeout: float | None = None,
+    ) -> None:
         self._driver = driver
         self._cursor = cursor
+        self._stop = driver.stop_of(timeout)
         self._messages: Iterator[T] = iter(())
-        self._after = cursor.offset
-        self.offset = cursor.offset
+        self._batch: Batch[T] | None = None
+        self._given = 0
+        self._is_waiting = False
+        cursor.stopped = self._stop.is_over
+
+    @property
+    def offset(self) -> str:
+        """Where to go on so that nothing is missed: behind the last batch that was taken whole."""
+        return self._cursor.place if self._batch is None else self._batch.offset
 
     @property
     def content_type(self) -> str | None:
         """The stream's type, once something was read."""
         return self._cursor.content_type
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether everything that the stream was known to hold was given out."""
+        return self._is_at_end and self._cursor.up_to_date
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything was given out and the stream is closed: nothing will follow."""
+        return self._is_at_end and self._cursor.closed
+
+    @property
+    def _is_at_end(self) -> bool:
+        taken = self._batch is None or self._given == len(self._batch.messages)
+        return taken and self._cursor.place == self._cursor.offset
 
     def __iter__(self) -> Self:
         return self
@@ -41,19 +65,20 @@ class Reading(Generic[T]):
     def __next__(self) -> T:
         while True:
             for message in self._messages:
+                self._given += 1
                 return message
-            self.offset = self._after
+            self._batch = None
             batch = self._next()
             if batch is None:
                 raise StopIteration
             self._messages = iter(batch.messages)
-            self._after = batch.next_offset
 
     def batches(self) -> Iterator[Batch[T]]:
         """Messages as they came together, each batch with the offset behind it."""
         while (batch := self._next()) is not None:
+            self._given = len(batch.messages)
             yield batch
-            self.offset = batch.next_offset
+            self._batch = None
 
     def bytes(self) -> bytes:
         """Everything as it came, in one piece; of a JSON stream, an array."""
@@ -74,10 +99,10 @@ class Reading(Generic[T]):
         return list(self)
 
     def close(self) -> None:
-        """Stop reading, and give the connection up."""
-        if isinstance(self._cursor, Follower):
-            self._driver.run(self._cursor.shut())
-        self._cursor.ended = True
+        """Stop reading. A caller that waits for the next message elsewhere gets the end at once."""
+        self._stop.set()
+        if not self._is_waiting:
+            self._shut()
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +116,19 @@ class Reading(Generic[T]):
         self.close()
 
     def _next(self) -> Batch[T] | None:
-        return self._driver.run(self._cursor.next())
+        self._is_waiting = True
+        try:
+            batch = self._driver.run(self._cursor.next(), self._stop)
+        finally:
+            self._is_waiting = False
+        self._batch, self._given = batch, 0
+        if batch is None:
+            self._shut()
+        return batch
+
+    def _shut(self) -> None:
+        if isinstance(self._cursor, Follower):
+            self._driver.run(self._cursor.shut())
 
 
 class Listing(Generic[T]):
@@ -126,7 +163,9 @@ class LogReading:
         self._reader = reader
         self._entries: Iterator[LogEntry] = iter(())
         self._next = reader.after
+        self._stop = driver.stop_of(None)
         self.after = reader.after
+        reader.stopped = self._stop.is_over
 
     def __iter__(self) -> Self:
         return self
@@ -136,7 +175,7 @@ class LogReading:
             for entry in self._entries:
                 return entry
             self.after = self._next
-            page = self._driver.run(self._reader.next())
+            page = self._driver.run(self._reader.next(), self._stop)
             if page is None:
                 raise StopIteration
             self._entries = iter(page.entries)
@@ -144,6 +183,21 @@ class LogReading:
 
     def pages(self) -> Iterator[LogPage]:
         """Entries as they came together, with where to go on and where the log ends."""
-        while (page := self._driver.run(self._reader.next())) is not None:
+        while (page := self._driver.run(self._reader.next(), self._stop)) is not None:
             yield page
             self.after = page.next
+
+    def close(self) -> None:
+        """Stop reading. A caller that waits for the next entry elsewhere gets the end at once."""
+        self._stop.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -180,6 +180,7 @@ class Stream:
         offset: str | None = None,
         live: Live = "auto",
         patience: float | None = None,
+        timeout: float | None = None,
     ) -> Reading[Any]: ...
 
     @overload
@@ -189,6 +190,7 @@ class Stream:
         offset: str | None = None,
         live: Live = "auto",
         patience: float | None = None,
+        timeout: float | None = None,
         type: type[T],
     ) -> Reading[T]: ...
 
@@ -198,17 +200,20 @@ class Stream:
         offset: str | None = None,
         live: Live = "auto",
         patience: float | None = None,
+        timeout: float | None = None,
         type: Any = None,
     ) -> Reading[Any]:
         """What the stream holds and what comes, until it is closed; `offset="now"` skips the past.
 
         It goes on by itself from where it was, through lost connections and restarts, for as long
-        as it takes, or until the server was away for `patience` seconds.
+        as it takes, or until the server was away for `patience` seconds. After `timeout` seconds
+        it ends as it does at the end of a closed stream; `closed` of the reading tells which it
+        was. `close()` of the reading or of the client ends it from elsewhere, at once.
         """
         follower: Follower[Any] = Follower(
             self._driver.settings, self.path, offset, type, live=live, patience=patience
         )
-        return Reading(self._driver, follower)
+        return Reading(self._driver, follower, timeout)
 
     def head(self) -> Head:
         """What there is to know without reading: type, tail, closed, lifetime."""
