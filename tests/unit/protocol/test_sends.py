@@ -101,6 +101,14 @@ def test_a_permanent_row_has_no_end() -> None:
     assert not outcome.row.is_due(2**60)
 
 
+def test_a_row_is_due_at_its_end_and_not_one_tick_before() -> None:
+    row = stored()
+    assert row.expires_ms is not None
+
+    assert not row.is_due(row.expires_ms - 1)
+    assert row.is_due(row.expires_ms)
+
+
 def test_a_direct_message_is_its_own_delivery() -> None:
     facts = SendFacts(MESH, destination=Destination(9, Offset(0, 0)))
 
