@@ -137,6 +137,16 @@ def test_both_engines_have_the_same_queries(file: str) -> None:
     assert load_queries("fencepost.store.postgres", f"{file}.sql").keys() == embedded.keys()
 
 
+@pytest.mark.parametrize(
+    "file", ["queries", "logs", "lists", "retention", "subscriptions", "groups", "check"]
+)
+def test_a_query_that_both_databases_understand_is_written_once(file: str) -> None:
+    embedded = load_queries("fencepost.store.sqlite", f"{file}.sql")
+    shared = load_queries("fencepost.store.postgres", f"{file}.sql")
+
+    assert not embedded.items() & shared.items(), "put it into shared.sql, or check/check.sql"
+
+
 PARTS_AS_COLUMNS = {"find_parts", "chunks_of_parts", "count_staged_messages"}
 """Queries that take parts as two columns here, and as JSON in SQLite."""
 SHARED = sorted((sqlite.QUERIES.keys() & QUERIES.keys()) - PARTS_AS_COLUMNS)

@@ -101,10 +101,11 @@ def _runs(segments: Sequence[str]) -> list[list[list[str]]]:
 
 
 def _fits(run: Sequence[Sequence[str]], segments: Sequence[str], at: int) -> bool:
-    return all(_segment_fits(pieces, segments[at + index]) for index, pieces in enumerate(run))
+    return all(fits(pieces, segments[at + index]) for index, pieces in enumerate(run))
 
 
-def _segment_fits(pieces: Sequence[str], text: str) -> bool:
+def fits(pieces: Sequence[str], text: str) -> bool:
+    """Whether a text has these pieces in this order, with anything in between."""
     first, last = pieces[0], pieces[-1]
     if len(pieces) == 1:
         return text == first
@@ -112,6 +113,7 @@ def _segment_fits(pieces: Sequence[str], text: str) -> bool:
     if end < len(first) or not text.startswith(first) or not text.endswith(last):
         return False
     at = len(first)
+    # The earliest place that a piece fits leaves the most room for the rest.
     for piece in pieces[1:-1]:
         at = text.find(piece, at, end)
         if at < 0:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from fencepost.protocol.globs import ANY, Glob
+from fencepost.protocol.globs import ANY, Glob, fits
 from fencepost.protocol.logs import Part, Selection
 from fencepost.protocol.rates import UNLIMITED, Pace
 
@@ -52,21 +52,7 @@ class IdGlob:
         self._pieces = text.split("*")
 
     def matches(self, text: str) -> bool:
-        pieces = self._pieces
-        if len(pieces) == 1:
-            return text == pieces[0]
-        first, last = pieces[0], pieces[-1]
-        end = len(text) - len(last)
-        if end < len(first) or not text.startswith(first) or not text.endswith(last):
-            return False
-        at = len(first)
-        # The earliest place that a piece fits leaves the most room for the rest.
-        for piece in pieces[1:-1]:
-            at = text.find(piece, at, end)
-            if at < 0:
-                return False
-            at += len(piece)
-        return True
+        return fits(self._pieces, text)
 
 
 class Grant(NamedTuple):

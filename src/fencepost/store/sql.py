@@ -2,8 +2,8 @@
 
 Each store brings its own SQL under the same names, so that the code that decides, reads and
 maintains is written once against `Connection`. A query lives in a .sql file under the line
-`-- name: some_name`; comment lines below that line describe it. A migration is a file of its own,
-named `0001_first.sql` and so on.
+`-- name: some_name`; comment lines below that line describe it. What both databases understand word
+for word is in `shared.sql`. A migration is a file of its own, named `0001_first.sql` and so on.
 """
 
 from __future__ import annotations
@@ -60,6 +60,16 @@ def load_queries(package: str, file: str) -> dict[str, str]:
     names = parts[::2]
     assert len(set(names)) == len(names), f"a query name is used twice in {file}"
     return {name: _statement(body) for name, body in zip(names, parts[1::2], strict=True)}
+
+
+def load_store_queries(package: str, files: Iterable[str]) -> dict[str, str]:
+    """The queries that both databases share, and those that a store has in its own files."""
+    found = load_queries("fencepost.store", "shared.sql")
+    for file in files:
+        queries = load_queries(package, f"{file}.sql")
+        assert not found.keys() & queries.keys(), f"{file}.sql uses a name again"
+        found |= queries
+    return found
 
 
 def load_migrations(package: str) -> list[tuple[int, str, str]]:

@@ -22,7 +22,9 @@ from fencepost.store.postgres.migrate import migrate
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import Row, load_queries
 
-QUERIES = load_queries("fencepost.store.postgres", "check.sql")
+QUERIES = load_queries("fencepost.store.check", "check.sql") | load_queries(
+    "fencepost.store.postgres", "check.sql"
+)
 ROWS_PER_FETCH = 100
 """Few enough for rows of the largest size, many enough for the way to the server."""
 

@@ -4,22 +4,6 @@
 -- name: tables
 SELECT tablename FROM pg_tables WHERE schemaname = ANY (current_schemas(false))
 
--- name: counters
-SELECT next_position, next_stream, last_ms FROM counters
-
--- name: streams
-SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
-       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, fork, segments,
-       forks_count, ended_ms
-FROM streams ORDER BY id
-
--- name: purges
--- The last position of each stream whose rows are gone on purpose.
-SELECT stream, max(last) FROM purges GROUP BY stream
-
--- name: purge_records
-SELECT id, stream, first, last, runs FROM purges ORDER BY id
-
 -- name: rows_in_runs
 -- Rows of a stream in some runs of positions, each its first and the one after its last.
 SELECT found.position
@@ -30,11 +14,6 @@ CROSS JOIN LATERAL (
     ORDER BY position LIMIT 1
 ) AS found
 
--- name: truncations
--- What waits to be purged, with its marker and its stream.
-SELECT t.position, t.stream, l.kind, l.stream
-FROM truncations t LEFT JOIN log l ON l.position = t.position
-
 -- name: weights_wrong
 -- Stretches of the log that weigh something else than was written down.
 SELECT bucket, rows, bytes, rows_found, bytes_found
@@ -44,30 +23,6 @@ FROM log_buckets CROSS JOIN LATERAL (
     FROM log WHERE position >= bucket * $1::bigint AND position < (bucket + 1) * $1::bigint
 ) AS weighed
 WHERE rows_found <> rows OR bytes_found <> bytes
-
--- name: retentions
-SELECT id, path, retention FROM streams WHERE retention IS NOT NULL
-
--- name: forgetting
-SELECT shortest_ms FROM forgetting
-
--- name: log_count
-SELECT count(*) FROM log
-
--- name: log
--- Every row in the order of positions, its data from wherever it lies.
-SELECT l.position, l.stream, l.kind, l.start_bytes, l.version, l.count, l.size, l.at_ms, l.producer,
-       l.epoch, l.producer_seq, l.digest, l.chunk, c.id, c.count, c.size,
-       COALESCE(l.lengths, c.lengths), COALESCE(l.data, c.data)
-FROM log l LEFT JOIN chunks c ON c.id = l.chunk
-ORDER BY l.position
-
--- name: producer_rows
--- The batches of each producer in order. Further rows of a staged batch have no digest.
-SELECT stream, producer, position, epoch, producer_seq, previous, version, start_bytes, digest, at_ms
-FROM log
-WHERE producer IS NOT NULL AND epoch IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
-ORDER BY stream, producer, position
 
 -- name: producers
 -- With its recent batches, after what the embedded store has.
@@ -99,12 +54,6 @@ LEFT JOIN LATERAL (
 ) AS last ON true
 WHERE k.stream <> 0
 
--- name: keys_sharing_messages
--- Keys of one stream that claim the same append.
-SELECT stream, start_bytes, count(*) FROM keys
-WHERE stream <> 0 AND tail_bytes > start_bytes
-GROUP BY stream, start_bytes HAVING count(*) > 1
-
 -- name: chunks
 -- Those that have data: of what was purged only the digest is left.
 SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks
@@ -128,9 +77,6 @@ WHERE p.committed IS NOT NULL AND octet_length(c.data) > 0
 SELECT c.id, c.txn, c.part FROM chunks c LEFT JOIN parts p ON p.txn = c.txn AND p.part = c.part
 WHERE octet_length(c.data) = 0 AND p.committed IS NULL
 
--- name: subscriptions
-SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
-
 -- name: links
 -- Cursors with the stream that they belong to, if it is still there. Of the end of a stream the
 -- subscriptions hear by following the turns: as long as they have not, the cursor may name it.
@@ -146,12 +92,6 @@ LEFT JOIN unheard ON unheard.stream = l.stream
 
 -- name: secrets
 SELECT name, octet_length(value) FROM secrets
-
--- name: writers
-SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORDER BY name
-
--- name: large_commits
-SELECT first, last, state FROM large_commits ORDER BY first
 
 -- name: slices_of
 SELECT number, carried, content FROM large_slices WHERE first = $1 ORDER BY number

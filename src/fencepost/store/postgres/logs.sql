@@ -21,21 +21,6 @@
  WHERE position = ANY (ARRAY(SELECT json_array_elements_text(:positions::json)::bigint))
  ORDER BY position) AS log
 
--- name: head
--- The newest position that may be read, and the newest there is: a large commit holds back what comes
--- behind its first position until it is complete.
-SELECT COALESCE((SELECT min(first) FROM large_commits WHERE state < 2), next_position) - 1,
-       next_position - 1
-FROM counters
-
--- name: row_over
--- Where the row starts that a position may lie in.
-SELECT position FROM log WHERE position <= :position ORDER BY position DESC LIMIT 1
-
--- name: one_row
-SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
-FROM log WHERE position = :position
-
 -- name: sizes
 -- What decides how many rows fit, and which columns are worth fetching.
 SELECT count(*), min(position), max(position), max(kind), max(count), count(producer),
@@ -83,20 +68,9 @@ SELECT COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
        COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), ''::bytea)
 FROM /*rows*/
 
--- name: distinct_streams
-SELECT s.id, s.path, s.content_type FROM streams s
-WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
-
 -- name: names
 SELECT id, path, content_type FROM streams
 WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:streams::json)::bigint))
-
--- name: live_ids
--- Incarnations whose path lies in a range; two queries, because each has an index of its own.
-SELECT id, path FROM streams WHERE state < 2 AND path >= :first AND path < :last LIMIT :limit
-
--- name: deleted_ids
-SELECT id, path FROM streams WHERE state = 2 AND path >= :first AND path < :last LIMIT :limit
 
 -- name: row_from_place
 -- The first row of a stream that starts at a place or after it.
@@ -131,9 +105,6 @@ SELECT position FROM log
 WHERE stream = :stream AND kind <> 0 AND position BETWEEN :low AND :high
 ORDER BY position LIMIT :limit
 
--- name: first_row_from
-SELECT position, at_ms FROM log WHERE position >= :position ORDER BY position LIMIT 1
-
 -- name: bucket_sums
 SELECT position / :width, sum(count)::bigint, sum(size)::bigint FROM /*rows*/ GROUP BY 1 ORDER BY 1
 
@@ -141,16 +112,6 @@ SELECT position / :width, sum(count)::bigint, sum(size)::bigint FROM /*rows*/ GR
 SELECT max(count), COALESCE(array_to_json(array_agg(position))::text, '[]'),
        COALESCE(array_to_json(array_agg(size))::text, '[]')
 FROM /*rows*/
-
--- name: weighed_rows
-SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
-FROM /*rows*/ ORDER BY position
-
--- name: buckets
-SELECT bucket, rows, bytes FROM log_buckets WHERE bucket BETWEEN :first AND :last ORDER BY bucket
-
--- name: last_bucket
-SELECT COALESCE(max(bucket), -1) FROM log_buckets
 
 -- name: save_bucket
 INSERT INTO log_buckets (bucket, rows, bytes)
@@ -188,10 +149,6 @@ WHERE path = (SELECT path FROM streams WHERE id = $1) AND stream = $1 ORDER BY i
 
 -- name: forget_purge
 DELETE FROM purges WHERE id = $1
-
--- name: purges_between
-SELECT stream, path, first, last, runs FROM purges
-WHERE last >= :low AND first <= :high ORDER BY last DESC
 
 -- name: purges_of_paths
 SELECT stream, path, first, last, runs FROM purges

@@ -3,9 +3,6 @@
 -- is inserted is unnested in the list of columns, side by side; as a table in FROM, PostgreSQL would
 -- first write all of it down once more.
 
--- name: load_counters
-SELECT next_position, next_stream, last_ms FROM counters
-
 -- name: save_counters
 UPDATE counters SET next_position = $1, next_stream = $2, last_ms = $3
 
@@ -82,9 +79,6 @@ SELECT
 SELECT stream, principal, key FROM keys
 WHERE (stream, principal, key) > ($1, $2, $3) ORDER BY stream, principal, key LIMIT $4
 
--- name: count_keys
-SELECT count(*) FROM keys
-
 -- name: find_part
 SELECT media_type, committed FROM parts WHERE txn = $1 AND part = $2
 
@@ -151,9 +145,6 @@ WHERE (txn, part) > ($1, $2) AND (txn, part) <= ($3, $4) AND committed IS NOT NU
 -- Chunks in the table count as well, whoever numbered them.
 SELECT greatest(next_chunk, (SELECT COALESCE(max(id), 0) + 1 FROM chunks)) FROM counters
 
--- name: count_waiting_parts
-SELECT count(*) FROM parts WHERE committed IS NULL
-
 -- name: find_writer
 SELECT name, principal, query, epoch, batch, digest, opened_ms, updated_ms
 FROM writers WHERE name = $1
@@ -168,9 +159,6 @@ ON CONFLICT (name) DO UPDATE SET
 
 -- name: forget_writer
 DELETE FROM writers WHERE name = $1
-
--- name: count_writers
-SELECT count(*) FROM writers
 
 -- name: find_streams
 -- Several streams at once, by their paths.
@@ -199,9 +187,6 @@ JOIN chunks c ON c.txn = n.txn AND c.part = n.part
 SELECT COALESCE(sum(c.count), 0)::bigint
 FROM unnest($1::text[], $2::text[]) AS n (txn, part)
 JOIN chunks c ON c.txn = n.txn AND c.part = n.part
-
--- name: large_commits
-SELECT first, last, state FROM large_commits ORDER BY first
 
 -- name: large_state
 SELECT state FROM large_commits WHERE first = $1
@@ -248,11 +233,6 @@ DELETE FROM keys WHERE stream = $1
 -- With its recent batches, after what the embedded store has.
 SELECT epoch, seq, first, position, updated_ms, principal, claim, recent
 FROM producers WHERE stream = $1 AND id = $2
-
--- name: open_claims
--- How many claims each principal has open; those of deleted streams are over.
-SELECT p.principal, count(*) FROM producers p JOIN streams s ON s.id = p.stream
-WHERE p.claim = 1 AND s.state = 0 GROUP BY p.principal
 
 -- name: open_claims_of
 SELECT id, principal FROM producers WHERE stream = $1 AND claim = 1
@@ -335,16 +315,9 @@ DELETE FROM truncations WHERE stream = $1
 -- name: purge_stream
 DELETE FROM streams WHERE id = $1
 
--- name: count_live_streams
-SELECT count(*) FROM streams WHERE state = 0
-
 -- name: find_secret
 SELECT value FROM secrets WHERE name = $1
 
 -- name: save_secret
 -- The first one to store a secret wins; the caller reads back which it was.
 INSERT INTO secrets (name, value, created_ms) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
-
--- name: stir
--- A change of no consequence, for the sake of a commit.
-UPDATE counters SET id = id

@@ -23,9 +23,6 @@ SELECT version, start_bytes, at_ms FROM log
 WHERE stream = $1 AND kind = 0 AND start_bytes >= $2 AND start_bytes < $3
 ORDER BY start_bytes LIMIT 1
 
--- name: oldest_truncation
-SELECT stream, at_ms FROM truncations ORDER BY position LIMIT 1
-
 -- name: last_due_truncation
 SELECT position FROM truncations WHERE stream = $1 AND at_ms <= $2 ORDER BY position DESC LIMIT 1
 
@@ -40,10 +37,6 @@ SELECT state, tail_bytes, forks_count, segments FROM streams WHERE id = $1
 SELECT kind, start_bytes FROM log
 WHERE stream = $1 AND kind <> 0 AND kind IN (2, 3, 4) AND at_ms <= $2
 ORDER BY position DESC LIMIT 1
-
--- name: forks
--- All forks that may be read, with what they inherit.
-SELECT first_bytes, segments FROM streams WHERE fork IS NOT NULL AND state < 2
 
 -- name: rows_to_purge
 SELECT position, count, size, chunk, start_bytes FROM log

@@ -1,17 +1,5 @@
 -- Every query about subscriptions.
 
--- name: load_subscriptions
-SELECT id, name, config, base_url, created_ms, generation, wake_id, holder, lease_until_ms, attempts,
-       next_attempt_ms, snapshot, principal
-FROM subscriptions ORDER BY id
-
--- name: load_links
--- All cursors with the tails of their streams. A link whose stream has gone has no tail.
-SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_bytes, s.id,
-       s.tail_messages, s.tail_bytes
-FROM links l LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
-ORDER BY l.subscription, l.path
-
 -- name: last_subscription
 -- The highest number that an incarnation ever had.
 SELECT last_subscription FROM counters WHERE last_subscription > 0

@@ -18,7 +18,9 @@ from fencepost.store.check.report import Progress, Report, UnreadableError, igno
 from fencepost.store.sql import load_migrations, load_queries
 from fencepost.store.sqlite.connection import BUSY_MS_MAX, FILE
 
-QUERIES = load_queries("fencepost.store.sqlite", "check.sql")
+QUERIES = load_queries("fencepost.store.check", "check.sql") | load_queries(
+    "fencepost.store.sqlite", "check.sql"
+)
 INTEGRITY_FINDINGS_MAX = 100
 
 

@@ -3,32 +3,11 @@
 -- name: tables
 SELECT name FROM sqlite_schema WHERE type = 'table'
 
--- name: counters
-SELECT next_position, next_stream, last_ms FROM counters
-
--- name: streams
-SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
-       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, fork, segments,
-       forks_count, ended_ms
-FROM streams ORDER BY id
-
--- name: purges
--- The last position of each stream whose rows are gone on purpose.
-SELECT stream, max(last) FROM purges GROUP BY stream
-
--- name: purge_records
-SELECT id, stream, first, last, runs FROM purges ORDER BY id
-
 -- name: rows_in_runs
 -- Rows of a stream in some runs of positions, each its first and the one after its last.
 SELECT l.position
 FROM json_each(?2) AS r CROSS JOIN log AS l
 WHERE l.position >= r.value ->> 0 AND l.position < r.value ->> 1 AND l.stream = ?1
-
--- name: truncations
--- What waits to be purged, with its marker and its stream.
-SELECT t.position, t.stream, l.kind, l.stream
-FROM truncations t LEFT JOIN log l ON l.position = t.position
 
 -- name: weights_wrong
 -- Stretches of the log that weigh something else than was written down.
@@ -37,30 +16,6 @@ SELECT b.bucket, b.rows, b.bytes, COALESCE(sum(l.count), 0) AS rows_found,
 FROM log_buckets b
 LEFT JOIN log l ON l.position >= b.bucket * ?1 AND l.position < (b.bucket + 1) * ?1
 GROUP BY b.bucket HAVING rows_found <> b.rows OR bytes_found <> b.bytes
-
--- name: retentions
-SELECT id, path, retention FROM streams WHERE retention IS NOT NULL
-
--- name: forgetting
-SELECT shortest_ms FROM forgetting
-
--- name: log_count
-SELECT count(*) FROM log
-
--- name: log
--- Every row in the order of positions, its data from wherever it lies.
-SELECT l.position, l.stream, l.kind, l.start_bytes, l.version, l.count, l.size, l.at_ms, l.producer,
-       l.epoch, l.producer_seq, l.digest, l.chunk, c.id, c.count, c.size,
-       COALESCE(l.lengths, c.lengths), COALESCE(l.data, c.data)
-FROM log l LEFT JOIN chunks c ON c.id = l.chunk
-ORDER BY l.position
-
--- name: producer_rows
--- The batches of each producer in order. Further rows of a staged batch have no digest.
-SELECT stream, producer, position, epoch, producer_seq, previous, version, start_bytes, digest, at_ms
-FROM log
-WHERE producer IS NOT NULL AND epoch IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
-ORDER BY stream, producer, position
 
 -- name: producers
 SELECT stream, id, epoch, seq, first, position, updated_ms FROM producers ORDER BY stream, id
@@ -90,12 +45,6 @@ LEFT JOIN log last
            WHERE stream = k.stream AND kind = 0 AND start_bytes < k.tail_bytes
        )
 WHERE k.stream <> 0
-
--- name: keys_sharing_messages
--- Keys of one stream that claim the same append.
-SELECT stream, start_bytes, count(*) FROM keys
-WHERE stream <> 0 AND tail_bytes > start_bytes
-GROUP BY stream, start_bytes HAVING count(*) > 1
 
 -- name: keys_used_twice
 SELECT stream, key, count(*) FROM keys GROUP BY stream, principal, key HAVING count(*) > 1
@@ -134,9 +83,6 @@ WHERE p.committed IS NOT NULL AND length(c.data) > 0
 SELECT c.id, c.txn, c.part FROM chunks c LEFT JOIN parts p ON p.txn = c.txn AND p.part = c.part
 WHERE length(c.data) = 0 AND p.committed IS NULL
 
--- name: subscriptions
-SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
-
 -- name: links
 -- Cursors with the stream that they belong to, if it is still there.
 SELECT l.subscription, u.id, l.path, l.stream, s.state, s.path, l.acked_messages, l.acked_bytes,
@@ -147,12 +93,6 @@ LEFT JOIN subscriptions u ON u.id = l.subscription
 
 -- name: secrets
 SELECT name, length(value) FROM secrets
-
--- name: writers
-SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORDER BY name
-
--- name: large_commits
-SELECT first, last, state FROM large_commits ORDER BY first
 
 -- name: slices_of
 SELECT number, carried, content FROM large_slices WHERE first = ? ORDER BY number

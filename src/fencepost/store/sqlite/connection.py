@@ -20,7 +20,7 @@ from typing import Self, TextIO
 import apsw
 
 from fencepost.store.records import producer_columns
-from fencepost.store.sql import Row, Values, load_queries
+from fencepost.store.sql import Row, Values, load_store_queries
 from fencepost.store.write.group_commit import DiskFullError
 from fencepost.store.write.ledger import Carried, LedgerGroup
 
@@ -40,11 +40,10 @@ has rows, the statements of each group would be prepared anew."""
 PAGE_BYTES = 4096
 """SQLite's default, set nowhere else: what a page of the write-ahead log takes."""
 
-QUERIES: dict[str, str] = {}
-for _file in ("queries", "keys", "logs", "lists", "retention", "subscriptions", "groups"):
-    _queries = load_queries("fencepost.store.sqlite", f"{_file}.sql")
-    assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"
-    QUERIES |= _queries
+QUERIES = load_store_queries(
+    "fencepost.store.sqlite",
+    ("queries", "keys", "logs", "lists", "retention", "subscriptions", "groups"),
+)
 
 
 class FolderInUseError(Exception):

@@ -9,9 +9,6 @@ FROM groups WHERE name = ?1 AND state = 0
 SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
 FROM groups WHERE id = ?1 AND state = 0
 
--- name: count_groups
-SELECT count(*) FROM groups WHERE state = 0
-
 -- name: live_groups
 -- A page of groups, by their names.
 SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
@@ -87,9 +84,6 @@ FROM parked WHERE group_id = ?1 AND target = ?2 AND position > ?3 ORDER BY posit
 SELECT target, source, position, error, attempts, parked_ms, replaying
 FROM parked WHERE group_id = ?1 AND (target, position) > (?2, ?3)
 ORDER BY target, position LIMIT ?4
-
--- name: deleted_groups
-SELECT id FROM groups WHERE state = 1 ORDER BY id LIMIT 1
 
 -- name: drop_group_leases
 DELETE FROM leases WHERE group_id = ?1 AND target IN

@@ -1,23 +1,12 @@
 -- Lists: pages by key, so that a page costs the same wherever it is. `:last` of a range without an end is
 -- a blob, which comes after every text.
 
--- name: candidate_paths
-SELECT path FROM streams
-WHERE state < 2 AND path >= :first AND path < :last
-ORDER BY path LIMIT :limit
-
 -- name: streams_at
 -- The first condition is the index's own: without it the planner cannot know that it may be used.
 SELECT path, id, content_type, tail_messages, tail_bytes, first_messages, first_bytes, closed,
        created_ms, updated_ms, ttl_s, expires_at_ms, fork ->> 1
 FROM streams
 WHERE state < 2 AND state = 0 AND path IN (SELECT value FROM json_each(:paths)) ORDER BY path
-
--- name: candidate_streams
--- Streams whose producers come next; the one that the last page ended in comes again.
-SELECT path, id FROM streams
-WHERE state < 2 AND path >= :first AND path < :last
-ORDER BY path LIMIT :limit
 
 -- name: producers_of
 -- Producers of some streams, stream by stream and in the order of their ids: that is the order in

@@ -16,21 +16,6 @@ log NOT INDEXED WHERE position BETWEEN :low AND :high
 -- Rows that are known by their positions.
 log NOT INDEXED WHERE position IN (SELECT value FROM json_each(:positions))
 
--- name: head
--- The newest position that may be read, and the newest there is: a large commit holds back what comes
--- behind its first position until it is complete.
-SELECT COALESCE((SELECT min(first) FROM large_commits WHERE state < 2), next_position) - 1,
-       next_position - 1
-FROM counters
-
--- name: row_over
--- Where the row starts that a position may lie in.
-SELECT position FROM log WHERE position <= :position ORDER BY position DESC LIMIT 1
-
--- name: one_row
-SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
-FROM log WHERE position = :position
-
 -- name: sizes
 -- What decides how many rows fit, and which columns are worth fetching.
 SELECT count(*), min(position), max(position), max(kind), max(count), count(producer),
@@ -68,20 +53,8 @@ SELECT COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
        COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), x'')
 FROM /*rows*/
 
--- name: distinct_streams
-SELECT s.id, s.path, s.content_type FROM streams s
-WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
-
 -- name: names
 SELECT id, path, content_type FROM streams WHERE id IN (SELECT value FROM json_each(:streams))
-
--- name: live_ids
--- Incarnations whose path lies in a range; two queries, because each has an index of its own. The
--- end of a range without one is a blob, which comes after every text.
-SELECT id, path FROM streams WHERE state < 2 AND path >= :first AND path < :last LIMIT :limit
-
--- name: deleted_ids
-SELECT id, path FROM streams WHERE state = 2 AND path >= :first AND path < :last LIMIT :limit
 
 -- name: row_from_place
 -- The first row of a stream that starts at a place or after it; answered from the index alone.
@@ -113,24 +86,11 @@ WHERE id IN (SELECT value FROM json_each(:streams))
 SELECT position FROM log INDEXED BY log_markers
 WHERE stream = :stream AND kind <> 0 AND position BETWEEN :low AND :high ORDER BY position LIMIT :limit
 
--- name: first_row_from
-SELECT position, at_ms FROM log WHERE position >= :position ORDER BY position LIMIT 1
-
 -- name: bucket_sums
 SELECT position / :width, sum(count), sum(size) FROM /*rows*/ GROUP BY 1 ORDER BY 1
 
 -- name: weighed_messages
 SELECT max(count), json_group_array(position), json_group_array(size) FROM /*rows*/
-
--- name: weighed_rows
-SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
-FROM /*rows*/ ORDER BY position
-
--- name: buckets
-SELECT bucket, rows, bytes FROM log_buckets WHERE bucket BETWEEN :first AND :last ORDER BY bucket
-
--- name: last_bucket
-SELECT COALESCE(max(bucket), -1) FROM log_buckets
 
 -- name: save_bucket
 INSERT INTO log_buckets (bucket, rows, bytes) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
@@ -161,10 +121,6 @@ WHERE path = (SELECT path FROM streams WHERE id = ?1) AND stream = ?1 ORDER BY i
 
 -- name: forget_purge
 DELETE FROM purges WHERE id = ?
-
--- name: purges_between
-SELECT stream, path, first, last, runs FROM purges
-WHERE last >= :low AND first <= :high ORDER BY last DESC
 
 -- name: purges_of_paths
 SELECT stream, path, first, last, runs FROM purges

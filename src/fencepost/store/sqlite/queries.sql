@@ -1,8 +1,5 @@
 -- Every query of the embedded store.
 
--- name: load_counters
-SELECT next_position, next_stream, last_ms FROM counters
-
 -- name: save_counters
 UPDATE counters SET next_position = ?, next_stream = ?, last_ms = ?
 
@@ -55,9 +52,6 @@ INSERT INTO keys (
 -- name: key_places_after
 SELECT stream, principal, key FROM key_places
 WHERE (stream, principal, key) > (?, ?, ?) ORDER BY stream, principal, key LIMIT ?
-
--- name: count_keys
-SELECT count(*) FROM keys
 
 -- name: find_part
 SELECT media_type, committed FROM parts WHERE txn = ? AND part = ?
@@ -117,9 +111,6 @@ WHERE (txn, part) > (?, ?) AND (txn, part) <= (?, ?) AND committed IS NOT NULL A
 -- Numbers of chunks that are gone may come back: nothing refers to those.
 SELECT COALESCE(max(id), 0) + 1 FROM chunks
 
--- name: count_waiting_parts
-SELECT count(*) FROM parts WHERE committed IS NULL
-
 -- name: find_writer
 SELECT name, principal, query, epoch, batch, digest, opened_ms, updated_ms
 FROM writers WHERE name = ?
@@ -134,9 +125,6 @@ ON CONFLICT (name) DO UPDATE SET
 
 -- name: forget_writer
 DELETE FROM writers WHERE name = ?
-
--- name: count_writers
-SELECT count(*) FROM writers
 
 -- name: find_streams
 -- Several streams at once, by their paths.
@@ -165,9 +153,6 @@ CROSS JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
 SELECT COALESCE(sum(c.count), 0)
 FROM json_each(:parts) n
 CROSS JOIN chunks c ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1
-
--- name: large_commits
-SELECT first, last, state FROM large_commits ORDER BY first
 
 -- name: large_state
 SELECT state FROM large_commits WHERE first = ?
@@ -213,11 +198,6 @@ DELETE FROM keys WHERE id IN (SELECT id FROM key_places WHERE stream = ?1)
 -- name: find_producer
 SELECT epoch, seq, first, position, updated_ms, principal, claim
 FROM producers WHERE stream = ? AND id = ?
-
--- name: open_claims
--- How many claims each principal has open; those of deleted streams are over.
-SELECT p.principal, count(*) FROM producers p JOIN streams s ON s.id = p.stream
-WHERE p.claim = 1 AND s.state = 0 GROUP BY p.principal
 
 -- name: open_claims_of
 SELECT id, principal FROM producers WHERE stream = ? AND claim = 1
@@ -295,16 +275,9 @@ DELETE FROM truncations WHERE stream = ?
 -- name: purge_stream
 DELETE FROM streams WHERE id = ?
 
--- name: count_live_streams
-SELECT count(*) FROM streams WHERE state = 0
-
 -- name: find_secret
 SELECT value FROM secrets WHERE name = ?
 
 -- name: save_secret
 -- The first one to store a secret wins; the caller reads back which it was.
 INSERT INTO secrets (name, value, created_ms) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
-
--- name: stir
--- A change of no consequence, for the sake of a commit.
-UPDATE counters SET id = id

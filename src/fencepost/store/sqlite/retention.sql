@@ -22,9 +22,6 @@ WHERE stream = ? AND kind = 0 AND start_bytes < ? ORDER BY start_bytes DESC LIMI
 SELECT version, start_bytes, at_ms FROM log
 WHERE stream = ? AND kind = 0 AND start_bytes >= ? AND start_bytes < ? ORDER BY start_bytes LIMIT 1
 
--- name: oldest_truncation
-SELECT stream, at_ms FROM truncations ORDER BY position LIMIT 1
-
 -- name: last_due_truncation
 SELECT position FROM truncations WHERE stream = ? AND at_ms <= ? ORDER BY position DESC LIMIT 1
 
@@ -38,10 +35,6 @@ SELECT state, tail_bytes, forks_count, segments FROM streams WHERE id = ?
 -- The newest truncation (4) or end (2, 3) of a stream that is old enough.
 SELECT kind, start_bytes FROM log
 WHERE stream = ? AND kind <> 0 AND kind IN (2, 3, 4) AND at_ms <= ? ORDER BY position DESC LIMIT 1
-
--- name: forks
--- All forks that may be read, with what they inherit.
-SELECT first_bytes, segments FROM streams WHERE fork IS NOT NULL AND state < 2
 
 -- name: rows_to_purge
 SELECT position, count, size, chunk, start_bytes FROM log

@@ -20,25 +20,24 @@ from psycopg.abc import AdaptContext
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from fencepost.store.sql import Row, Values, load_queries
+from fencepost.store.sql import Row, Values, load_store_queries
 
-QUERIES: dict[str, str] = {}
-for _file in (
-    "queries",
-    "keys",
-    "logs",
-    "lists",
-    "retention",
-    "subscriptions",
-    "groups",
-    "turns",
-    "leading",
-    "large",
-    "others",
-):
-    _queries = load_queries("fencepost.store.postgres", f"{_file}.sql")
-    assert not QUERIES.keys() & _queries.keys(), f"{_file}.sql uses a name again"
-    QUERIES |= _queries
+QUERIES = load_store_queries(
+    "fencepost.store.postgres",
+    (
+        "queries",
+        "keys",
+        "logs",
+        "lists",
+        "retention",
+        "subscriptions",
+        "groups",
+        "turns",
+        "leading",
+        "large",
+        "others",
+    ),
+)
 
 # A name behind one colon: two of them are a cast.
 _NAME = re.compile(r"(?<!:):([a-z_]+)")

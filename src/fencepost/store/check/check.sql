@@ -1,0 +1,61 @@
+-- Queries of `fencepost check` that both databases understand word for word.
+
+-- name: counters
+SELECT next_position, next_stream, last_ms FROM counters
+
+-- name: streams
+SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
+       tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, fork, segments,
+       forks_count, ended_ms
+FROM streams ORDER BY id
+
+-- name: purges
+-- The last position of each stream whose rows are gone on purpose.
+SELECT stream, max(last) FROM purges GROUP BY stream
+
+-- name: purge_records
+SELECT id, stream, first, last, runs FROM purges ORDER BY id
+
+-- name: truncations
+-- What waits to be purged, with its marker and its stream.
+SELECT t.position, t.stream, l.kind, l.stream
+FROM truncations t LEFT JOIN log l ON l.position = t.position
+
+-- name: retentions
+SELECT id, path, retention FROM streams WHERE retention IS NOT NULL
+
+-- name: forgetting
+SELECT shortest_ms FROM forgetting
+
+-- name: log_count
+SELECT count(*) FROM log
+
+-- name: log
+-- Every row in the order of positions, its data from wherever it lies.
+SELECT l.position, l.stream, l.kind, l.start_bytes, l.version, l.count, l.size, l.at_ms, l.producer,
+       l.epoch, l.producer_seq, l.digest, l.chunk, c.id, c.count, c.size,
+       COALESCE(l.lengths, c.lengths), COALESCE(l.data, c.data)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+ORDER BY l.position
+
+-- name: producer_rows
+-- The batches of each producer in order. Further rows of a staged batch have no digest.
+SELECT stream, producer, position, epoch, producer_seq, previous, version, start_bytes, digest, at_ms
+FROM log
+WHERE producer IS NOT NULL AND epoch IS NOT NULL AND producer_seq IS NOT NULL AND digest IS NOT NULL
+ORDER BY stream, producer, position
+
+-- name: keys_sharing_messages
+-- Keys of one stream that claim the same append.
+SELECT stream, start_bytes, count(*) FROM keys
+WHERE stream <> 0 AND tail_bytes > start_bytes
+GROUP BY stream, start_bytes HAVING count(*) > 1
+
+-- name: subscriptions
+SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
+
+-- name: writers
+SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORDER BY name
+
+-- name: large_commits
+SELECT first, last, state FROM large_commits ORDER BY first

@@ -1,0 +1,120 @@
+-- Queries that both databases understand word for word. What differs lies with each store.
+
+-- Writing and counting
+
+-- name: load_counters
+SELECT next_position, next_stream, last_ms FROM counters
+
+-- name: count_keys
+SELECT count(*) FROM keys
+
+-- name: count_waiting_parts
+SELECT count(*) FROM parts WHERE committed IS NULL
+
+-- name: count_writers
+SELECT count(*) FROM writers
+
+-- name: large_commits
+SELECT first, last, state FROM large_commits ORDER BY first
+
+-- name: open_claims
+-- How many claims each principal has open; those of deleted streams are over.
+SELECT p.principal, count(*) FROM producers p JOIN streams s ON s.id = p.stream
+WHERE p.claim = 1 AND s.state = 0 GROUP BY p.principal
+
+-- name: count_live_streams
+SELECT count(*) FROM streams WHERE state = 0
+
+-- name: stir
+-- A change of no consequence, for the sake of a commit.
+UPDATE counters SET id = id
+
+-- Subscriptions
+
+-- name: load_subscriptions
+SELECT id, name, config, base_url, created_ms, generation, wake_id, holder, lease_until_ms, attempts,
+       next_attempt_ms, snapshot, principal
+FROM subscriptions ORDER BY id
+
+-- name: load_links
+-- All cursors with the tails of their streams. A link whose stream has gone has no tail.
+SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_bytes, s.id,
+       s.tail_messages, s.tail_bytes
+FROM links l LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
+ORDER BY l.subscription, l.path
+
+-- Lists
+
+-- name: candidate_paths
+SELECT path FROM streams
+WHERE state < 2 AND path >= :first AND path < :last
+ORDER BY path LIMIT :limit
+
+-- name: candidate_streams
+-- Streams whose producers come next; the one that the last page ended in comes again.
+SELECT path, id FROM streams
+WHERE state < 2 AND path >= :first AND path < :last
+ORDER BY path LIMIT :limit
+
+-- The log
+
+-- name: head
+-- The newest position that may be read, and the newest there is: a large commit holds back what comes
+-- behind its first position until it is complete.
+SELECT COALESCE((SELECT min(first) FROM large_commits WHERE state < 2), next_position) - 1,
+       next_position - 1
+FROM counters
+
+-- name: row_over
+-- Where the row starts that a position may lie in.
+SELECT position FROM log WHERE position <= :position ORDER BY position DESC LIMIT 1
+
+-- name: one_row
+SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
+FROM log WHERE position = :position
+
+-- name: distinct_streams
+SELECT s.id, s.path, s.content_type FROM streams s
+WHERE s.id IN (SELECT DISTINCT stream FROM /*rows*/)
+
+-- name: live_ids
+-- Incarnations whose path lies in a range; two queries, because each has an index of its own. The
+-- last range ends behind every text (`Connection.after_every_text`).
+SELECT id, path FROM streams WHERE state < 2 AND path >= :first AND path < :last LIMIT :limit
+
+-- name: deleted_ids
+SELECT id, path FROM streams WHERE state = 2 AND path >= :first AND path < :last LIMIT :limit
+
+-- name: first_row_from
+SELECT position, at_ms FROM log WHERE position >= :position ORDER BY position LIMIT 1
+
+-- name: weighed_rows
+SELECT position, count, size, COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk))
+FROM /*rows*/ ORDER BY position
+
+-- name: buckets
+SELECT bucket, rows, bytes FROM log_buckets WHERE bucket BETWEEN :first AND :last ORDER BY bucket
+
+-- name: last_bucket
+SELECT COALESCE(max(bucket), -1) FROM log_buckets
+
+-- name: purges_between
+SELECT stream, path, first, last, runs FROM purges
+WHERE last >= :low AND first <= :high ORDER BY last DESC
+
+-- Retention
+
+-- name: oldest_truncation
+SELECT stream, at_ms FROM truncations ORDER BY position LIMIT 1
+
+-- name: forks
+-- All forks that may be read, with what they inherit.
+SELECT first_bytes, segments FROM streams WHERE fork IS NOT NULL AND state < 2
+
+-- Consumer groups
+
+-- name: count_groups
+SELECT count(*) FROM groups WHERE state = 0
+
+-- name: deleted_groups
+SELECT id FROM groups WHERE state = 1 ORDER BY id LIMIT 1
