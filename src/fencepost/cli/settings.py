@@ -50,7 +50,7 @@ TABLES: dict[str, type] = {
     "store": SqliteSettings,
 }
 _COMPOSED = {
-    *("http", "limits", "subscriptions", "auth", "principals", "producer_rules"),
+    *("http", "limits", "subscriptions", "auth", "groups", "principals", "producer_rules"),
     *("folder", "url", "vfs", "synchronous", "retention"),
 }
 """Fields that are tables of their own, or not for a file to set: an answer is durable, always."""
