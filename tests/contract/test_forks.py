@@ -211,6 +211,20 @@ async def test_the_last_fork_takes_its_soft_deleted_sources_along(subject: Subje
     assert await subject.content("one") == b""
 
 
+async def test_a_fork_read_after_its_deletion_is_missing_though_its_source_is_there(
+    subject: Subject,
+) -> None:
+    await subject.made("source", body=b"abc")
+    await subject.fork("fork", "source")
+    info = await subject.info("fork")
+    await subject.delete("fork")
+
+    outcome = await subject.store.read(info, START, bytes_max=10)
+
+    assert outcome == Missing()
+    assert await subject.content("source") == b"abc"
+
+
 async def test_a_source_with_two_forks_stays_until_both_are_gone(subject: Subject) -> None:
     await subject.made("source", body=b"x")
     await subject.fork("a", "source")

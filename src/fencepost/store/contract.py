@@ -27,7 +27,7 @@ from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutco
 from fencepost.protocol.creates import Create, CreateOutcome
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import KEEP_ALL, Cut, Retention, Uncut
-from fencepost.protocol.streams import Lifetime
+from fencepost.protocol.streams import Lifetime, Segment
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.protocol.writers import (
     Writer,
@@ -124,6 +124,8 @@ class StreamInfo(NamedTuple):
     lifetime: Lifetime
     created_ms: int
     retention: Retention = KEEP_ALL
+    segments: tuple[Segment, ...] = ()
+    """What a fork has inherited, so that reading needs no second look at the stream."""
 
 
 class Chunk(NamedTuple):

@@ -138,14 +138,13 @@ def read_stream(
     connection: PostgresConnection, info: StreamInfo, after: Offset, bytes_max: int
 ) -> Chunk | BadOffset | Truncated | Missing:
     """What a stream holds after an offset, up to so many bytes."""
-    rows = connection.fetch("find_stream_by_id", (info.id,))
-    if not rows:
+    # The rows that a fork inherited stay when it is deleted; only its own row says that it is gone.
+    if info.segments and not connection.fetch("find_stream_by_id", (info.id,)):
         return Missing()
-    stream, _ = records.stream_from_row(rows[0])
     try:
         piece = reading.read_chunk(
             connection,
-            own_segments(info.id, stream.segments, info.tail),
+            own_segments(info.id, info.segments, info.tail),
             after,
             bytes_max=bytes_max,
             is_json=info.is_json,

@@ -558,4 +558,5 @@ def view_of(stream: Stream) -> StreamInfo:
         lifetime=stream.lifetime,
         created_ms=stream.created_ms,
         retention=stream.retention,
+        segments=stream.segments,
     )
