@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, cast
@@ -24,7 +25,14 @@ from fencepost.client.http import Address, ResponseParser
 from fencepost.client.operations import is_json
 from fencepost.client.producer.deliveries import AsyncDelivery
 from fencepost.client.producer.machine import ProducerSettings
-from fencepost.client.producer.session import POLL_SECONDS, Counts, OnAck, OnError, Session
+from fencepost.client.producer.session import (
+    OPEN,
+    POLL_SECONDS,
+    Counts,
+    OnAck,
+    OnError,
+    Session,
+)
 
 YIELD_MESSAGES = 256
 """How many appends may go without giving the event loop a turn."""
@@ -70,7 +78,9 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
         self._timer: asyncio.TimerHandle | None = None
         self._moved = asyncio.Event()
         self._since_yield = 0
+        self._pid = os.getpid()
         self._closed = False
+        OPEN.add(self)
 
     async def append(self, data: Any) -> AsyncDelivery:
         """Queue a message and return the batch it is in; waits only when the queue is full."""
@@ -119,7 +129,7 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
                 self._machine.abandon(ProducerClosedError("closed before it was acknowledged"))
             self._report()
             await self._end()
-        self._session.raise_failure()
+        self._session.raise_news()
 
     async def __aenter__(self) -> Self:
         return self

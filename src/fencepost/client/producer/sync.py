@@ -26,7 +26,14 @@ from fencepost.client.http import ResponseParser
 from fencepost.client.operations import is_json
 from fencepost.client.producer.deliveries import Delivery
 from fencepost.client.producer.machine import ProducerSettings
-from fencepost.client.producer.session import POLL_SECONDS, Counts, OnAck, OnError, Session
+from fencepost.client.producer.session import (
+    OPEN,
+    POLL_SECONDS,
+    Counts,
+    OnAck,
+    OnError,
+    Session,
+)
 from fencepost.client.settings import ClientSettings
 from fencepost.client.sync.connections import Driver
 from fencepost.client.wires import READ_BYTES, dial, ready
@@ -74,6 +81,7 @@ class IdempotentProducer(Counts[Delivery]):
         self._next_poll = 0.0
         self._pid = os.getpid()
         self._closed = False
+        OPEN.add(self)
 
     def append(self, data: Any) -> Delivery:
         """Queue a message and return the batch it is in; waits only when the queue is full."""
@@ -106,7 +114,11 @@ class IdempotentProducer(Counts[Delivery]):
                 self._session.report()
         finally:
             self._hang_up()
-        self._session.raise_failure()
+        self._session.raise_news()
+
+    def _leave(self, seconds: float) -> None:
+        with contextlib.suppress(Exception):
+            self.close(timeout=seconds)
 
     def __enter__(self) -> Self:
         return self
