@@ -41,7 +41,7 @@ DEFAULT_SETTINGS = WebSocketSettings()
 
 
 class Closed(NamedTuple):
-    """The connection is closing: who said so first with which code. 1006: nobody, it just ended."""
+    """The connection is closing: which side began that, with which code; 1006: neither."""
 
     code: int
     reason: str

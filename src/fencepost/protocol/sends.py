@@ -178,7 +178,7 @@ def decide_send(
         return too_large
     bucket = facts.bucket
     if facts.rate is not None:
-        # Whoever is refused further down keeps its old bucket: the unit is given back.
+        # A sender that is refused further down keeps its old bucket: the unit is given back.
         taken = take(bucket, facts.rate, now_ms)
         if isinstance(taken, Wait):
             return TooFast("sends_per_s", taken.ms)

@@ -212,7 +212,7 @@ def receive(
 ) -> Session | Close:
     """The session after a frame of its client, or the end of a session that is out of order.
 
-    The hello opens the session; whoever carries it closes it when the negotiation fails.
+    The hello opens the session; the caller closes it when the negotiation fails.
     """
     match frame:
         case Hello():

@@ -1,7 +1,7 @@
 """The async client: a server, and the way to its streams, lists, commits and log.
 
-Every method builds an operation and runs it. The async package is written by hand, and `just twins`
-generates the sync package from it.
+Every method builds an operation and runs it. What is in `client/aio` is written by hand, and
+`just twins` generates `client/sync` from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # Generated from src/fencepost/client/aio/client.py by `just twins`: change that file.
 """The sync client: a server, and the way to its streams, lists, commits and log.
 
-Every method builds an operation and runs it. The sync package is written by hand, and `just twins`
-generates the sync package from it.
+Every method builds an operation and runs it. What is in `client/aio` is written by hand, and
+`just twins` generates `client/sync` from it.
 """
 
 from __future__ import annotations

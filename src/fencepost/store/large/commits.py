@@ -337,7 +337,7 @@ class LargeCommit:
         if self._is_stopping() or not held.was_shown:
             return
         # Readers of the log did not get to see these when they were appended to.
-        others = [Published(info, info.tail, ()) for info in held.others.values()]
+        others = [Published(info, info.tail, ()) for info in held.appended_meanwhile.values()]
         for changes in _batches(others, PATHS_PER_TURN):
             self._host.publish(changes)
             await asyncio.sleep(0)

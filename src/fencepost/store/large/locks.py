@@ -38,7 +38,7 @@ class Held:
         """Whether the tables have begun to change."""
         self.was_shown = False
         self.is_over = False
-        self.others: dict[int, StreamInfo] = {}
+        self.appended_meanwhile: dict[int, StreamInfo] = {}
         """Streams that were appended to meanwhile, behind what readers of the log may see."""
 
     def touches(self, request: Commit) -> bool:

@@ -176,7 +176,7 @@ class Upkeep:
         before_ms = self._clock.now_ms() - self._settings.staging_ttl_s * 1000
         rows = await self._fetch("abandoned_parts", before_ms, PARTS_PER_SWEEP_MAX)
         if rows:
-            # As a decision, not between groups: a commit decided meanwhile must see it.
+            # This is a decision, not work between groups: a commit decided meanwhile must see it.
             await self._store.decide(partial(_drop_parts, [Part(txn, part) for txn, part in rows]))
         return len(rows)
 

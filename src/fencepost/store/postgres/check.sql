@@ -67,7 +67,7 @@ JOIN chunks c ON c.id = used.chunk LEFT JOIN parts p ON p.txn = c.txn AND p.part
 WHERE used.rows > 1 OR p.committed IS NULL
 
 -- name: parts_without_rows
--- Parts that were committed while some of their chunks are messages of nobody.
+-- Parts that were committed while some of their chunks belong to no message.
 SELECT p.txn, p.part, c.id FROM parts p JOIN chunks c ON c.txn = p.txn AND c.part = p.part
 WHERE p.committed IS NOT NULL AND octet_length(c.data) > 0
   AND NOT EXISTS (SELECT FROM log WHERE log.chunk = c.id)
@@ -110,7 +110,7 @@ SELECT 'last_subscription', last_subscription, newest.id
 FROM counters, (SELECT max(id) AS id FROM subscriptions) AS newest WHERE newest.id > last_subscription
 
 -- name: large_commits_of_nobody
--- Positions that nobody may read beyond although the commit that took them is over.
+-- Positions that still hold readers back although the commit that took them is over.
 SELECT first, last FROM large_commits
 WHERE (SELECT large FROM counters) IS NULL AND state = 0
   AND NOT EXISTS (SELECT FROM large_slices WHERE large_slices.first = large_commits.first)

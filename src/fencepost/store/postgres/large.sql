@@ -17,7 +17,7 @@ ON CONFLICT DO NOTHING
 DELETE FROM held WHERE large = $1
 
 -- name: release_held
--- Forgets some of the marks of a commit that is over.
+-- Forget some of the marks of a commit that is over.
 WITH gone AS (
     DELETE FROM held
     WHERE large = $1 AND mark = ANY (ARRAY(SELECT mark FROM held WHERE large = $1 LIMIT $2))
@@ -40,11 +40,11 @@ SELECT gone, ARRAY(SELECT mark FROM held WHERE large = $2 AND mark = ANY ($3::bi
 FROM (SELECT pg_try_advisory_xact_lock_shared($1::int, $2::int) AS gone OFFSET 0) AS owner
 
 -- name: hold_all
--- In a turn: from here on the commit holds what it has named.
+-- Run in a turn: from here on the commit holds what it has named.
 UPDATE counters SET large = $1, large_turn = NULL
 
 -- name: note_large_turn
--- In the turn in which a commit takes its positions.
+-- Run in the turn in which a commit takes its positions.
 UPDATE counters SET large_turn = turn + 1
 
 -- name: insert_turn

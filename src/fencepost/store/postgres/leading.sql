@@ -25,7 +25,7 @@ LIMIT 1
 SELECT node, url, started_ms, seen_ms FROM nodes ORDER BY node
 
 -- name: try_lead
--- Whether this session now holds the lock of whoever leads; it goes with the session.
+-- Whether this session now holds the leader's lock, which goes with the session.
 SELECT pg_try_advisory_lock($1)
 
 -- name: stop_leading
@@ -36,11 +36,11 @@ SELECT pg_advisory_unlock($1)
 SELECT set_config('idle_session_timeout', $1, false)
 
 -- name: take_lead
--- In a turn.
+-- Run in a turn.
 UPDATE counters SET leader = $1
 
 -- name: leave_lead
--- In a turn; nothing changes when another node leads by now.
+-- Run in a turn; nothing changes when another node leads by now.
 UPDATE counters SET leader = '' WHERE leader = $1
 
 -- name: find_leader
@@ -70,10 +70,10 @@ DELETE FROM turns WHERE turn IN (
 )
 
 -- name: end_stuck_turns
--- Ends sessions that hold the row of counters, or are those of large commits (locks of the class $2), and
+-- End sessions that hold the row of counters, or are those of large commits (locks of the class $2), and
 -- have heard nothing from their node for so many milliseconds. The server's own timeout for idle
--- transactions does not see a node that stopped while it was sending. Who only reads, as a dump does,
--- holds a weaker lock and is left alone.
+-- transactions does not see a node that stopped while it was sending. A session that only reads, as a
+-- dump does, holds a weaker lock and is left alone.
 SELECT a.pid, pg_terminate_backend(a.pid)
 FROM pg_stat_activity a
 JOIN pg_locks l ON l.pid = a.pid AND l.granted

@@ -1,5 +1,5 @@
 -- Reading the global log. Columns are gathered inside the database, each into one value: a row of the
--- log becomes a Python object only when somebody formats it. `/*rows*/` stands for one of the sources
+-- log becomes a Python object only when it is formatted. `/*rows*/` stands for one of the sources
 -- below, each of which gives its rows in order: an aggregate over a sorted subquery keeps to that.
 
 -- name: source_scan
@@ -48,7 +48,7 @@ FROM /*rows*/
 
 -- name: columns_and_data
 -- The same with the payloads of rows of one message each, one behind the other; markers have none.
--- All in one pass, because going over the rows is a good part of the cost.
+-- One pass gathers everything, because going over the rows is a good part of the cost.
 SELECT COALESCE(array_to_json(array_agg(stream))::text, '[]'),
        COALESCE(array_to_json(array_agg(start_bytes))::text, '[]'),
        COALESCE(array_to_json(array_agg(version))::text, '[]'),

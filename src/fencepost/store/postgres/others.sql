@@ -1,11 +1,11 @@
--- What other nodes did between two turns of one node. These are asked under the lock, each after it was
--- had, so that they see everything that was written before.
+-- What other nodes did between two turns of one node. A node asks these while it holds the
+-- lock, so that they see everything that was written before.
 
 -- name: others_turns
 SELECT turn, listed, streams FROM turns WHERE turn > $1 ORDER BY turn LIMIT $2
 
 -- name: others_producers
--- Who wrote from a position on.
+-- The producers of rows from a position on.
 SELECT stream, producer FROM log WHERE position >= $1 AND producer IS NOT NULL
 ORDER BY position LIMIT $2
 

@@ -105,7 +105,7 @@ FROM unnest($1::bigint[], $2::text[], $3::text[]) AS n (committed, txn, part)
 WHERE p.txn = n.txn AND p.part = n.part AND p.committed IS NULL
 
 -- name: abandoned_parts
--- Parts that nobody committed in time.
+-- Parts that no commit used in time.
 SELECT txn, part FROM parts WHERE committed IS NULL AND staged_ms <= $1 ORDER BY staged_ms LIMIT $2
 
 -- name: drop_part
@@ -142,7 +142,7 @@ WHERE (txn, part) > ($1, $2) AND (txn, part) <= ($3, $4) AND committed IS NOT NU
   AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.txn = parts.txn AND c.part = parts.part)
 
 -- name: next_chunk
--- Chunks in the table count as well, whoever numbered them.
+-- Chunks in the table count as well, whichever node numbered them.
 SELECT greatest(next_chunk, (SELECT COALESCE(max(id), 0) + 1 FROM chunks)) FROM counters
 
 -- name: find_writer
@@ -300,7 +300,7 @@ WHERE stream = $1 AND kind = 0 AND start_bytes >= $2 AND start_bytes < $3
 ORDER BY start_bytes DESC LIMIT 1
 
 -- name: purgeable_streams
--- Deleted streams whose rows nobody may ask the log for any more.
+-- Deleted streams whose rows the log no longer has to return.
 SELECT id FROM streams WHERE state = 2 AND ended_ms <= $1 ORDER BY ended_ms LIMIT $2
 
 -- name: purge_producers

@@ -64,7 +64,7 @@ SELECT stream, id, updated_ms FROM producers
 WHERE (stream, id) > ($1, $2) ORDER BY stream, id LIMIT $3
 
 -- name: forget_producer
--- Unless it has come back since.
+-- Forget a producer, unless it has sent something since.
 DELETE FROM producers WHERE stream = $1 AND id = $2 AND updated_ms <= $3
 
 -- name: forget_remembered

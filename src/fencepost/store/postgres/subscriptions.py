@@ -341,4 +341,4 @@ def _published(row: Row) -> Published:
 
 
 def _ignore(_changes: Sequence[Published]) -> None:
-    """Nobody follows yet."""
+    """Ignore a turn: the subscriptions do not follow yet."""

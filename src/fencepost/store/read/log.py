@@ -207,7 +207,7 @@ def _gather(
 ) -> LogRows:
     """The columns of the measured rows; messages below `low` or above `last` are marked off."""
     positions, counts = measured.positions, measured.counts
-    source = span.of(positions)
+    source = span.rows_at(positions)
     joined, batches = b"", None
     if counts is None:
         [(*texts, joined)] = run(connection, "columns_and_data", source)
@@ -268,7 +268,7 @@ class Span:
         """The rows of a block; None when there are none."""
         return in_range(low, high, self._part)
 
-    def of(self, positions: Sequence[int]) -> Source:
+    def rows_at(self, positions: Sequence[int]) -> Source:
         """These rows, which are all that the blocks had from the first to the last of them."""
         return in_range(positions[0], positions[-1], self._part)
 
@@ -290,7 +290,7 @@ class Search(Span):
         self._are_all = self._are_all and found.are_all
         return found.source(low, high, self._part) if found.names else None
 
-    def of(self, positions: Sequence[int]) -> Source:
+    def rows_at(self, positions: Sequence[int]) -> Source:
         found = Found(self.names, self._are_all)
         return found.source(positions[0], positions[-1], self._part)
 
@@ -306,9 +306,9 @@ class Positions(Span):
 
     def block(self, low: int, high: int) -> Source:
         assert (low, high) == (self.low, self.high)
-        return self.of(self._positions)
+        return self.rows_at(self._positions)
 
-    def of(self, positions: Sequence[int]) -> Source:
+    def rows_at(self, positions: Sequence[int]) -> Source:
         return Source("source_positions", {"positions": json.dumps(list(positions))})
 
 

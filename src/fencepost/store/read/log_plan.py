@@ -255,8 +255,9 @@ def _sums(connection: Connection, selection: Selection, low: int, high: int) -> 
 def _bucket_sums(
     connection: Connection, selection: Selection, low: int, high: int
 ) -> dict[int, Weight]:
-    """The same for all rows, from what was written down where that is so."""
-    first, last = bucket_of(low - 1) + 1, bucket_of(high + 1) - 1  # those that lie within
+    """Weights of all rows in a range, by bucket, from the entries where they are written."""
+    # The buckets that lie wholly within the range.
+    first, last = bucket_of(low - 1) + 1, bucket_of(high + 1) - 1
     if first > last:
         return _sums(connection, selection, low, high)
     rows = run(connection, "buckets", first=first, last=last)

@@ -1,7 +1,7 @@
 -- Keys of the embedded store: their index, which is written behind them, and the sweep.
 
 -- name: unindexed_keys
--- What the server has to know by itself.
+-- The keys that the server keeps in memory, because the index does not have them yet.
 SELECT id, stream, principal, key FROM keys
 WHERE id > (SELECT indexed_to FROM key_index) ORDER BY id
 
@@ -23,7 +23,7 @@ SELECT max(id) FROM (
 )
 
 -- name: index_keys
--- In the order of the index, so that each of its pages is written once.
+-- Keys go in in the order of the index, so that each of its pages is written once.
 INSERT INTO key_places (stream, principal, key, id)
 SELECT stream, principal, key, id FROM keys
 WHERE id > (SELECT indexed_to FROM key_index) AND id <= ? ORDER BY stream, principal, key
@@ -41,5 +41,5 @@ SELECT max(id) FROM (SELECT id FROM keys WHERE id > ? ORDER BY id LIMIT ?)
 SELECT id FROM keys WHERE id > ? AND id <= ? AND expires_ms <= ?
 
 -- name: forget_key
--- Until it is swept a key counts, whatever the time.
+-- A key counts until it is swept, whatever the time.
 DELETE FROM keys WHERE id = ? AND expires_ms <= ?

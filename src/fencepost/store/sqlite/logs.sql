@@ -39,7 +39,7 @@ FROM /*rows*/
 
 -- name: columns_and_data
 -- The same with the payloads of rows of one message each, one behind the other; markers have none.
--- All in one pass, because going over the rows is a good part of the cost.
+-- One pass gathers everything, because going over the rows is a good part of the cost.
 SELECT json_group_array(stream), json_group_array(start_bytes), json_group_array(version),
        json_group_array(at_ms), json_group_array(producer), json_group_array(epoch),
        json_group_array(producer_seq),

@@ -60,7 +60,7 @@ ON CONFLICT DO UPDATE SET epoch = excluded.epoch, seq = excluded.seq, batches = 
 SELECT stream, id, updated_ms FROM producers WHERE (stream, id) > (?, ?) ORDER BY stream, id LIMIT ?
 
 -- name: forget_producer
--- Unless it has come back since.
+-- Forget a producer, unless it has sent something since.
 DELETE FROM producers WHERE stream = ? AND id = ? AND updated_ms <= ?
 
 -- name: forget_remembered

@@ -334,7 +334,7 @@ class SqliteStore(WriteFront):
         published = self.ledger.committed(group)
         if self._holds.held is not None:
             # Behind a large commit the log does not show them yet: they are told again then.
-            self._holds.held.others.update((info.id, info) for info, *_ in published)
+            self._holds.held.appended_meanwhile.update((info.id, info) for info, *_ in published)
         self.publish(published)
 
     def publish(self, changes: Sequence[Published]) -> None:

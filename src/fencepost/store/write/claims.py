@@ -36,7 +36,7 @@ class Claims:
         self._connection = connection
         self._standings: Standings = {}
         self.auditor: Callable[[AuditEvent], None] | None = None
-        """Told of what the audit stream should hold, while the group is open that it is about."""
+        """Called with what the audit stream should hold, while the group in question is open."""
         self.refused = 0
         """Appends refused for being too fast, for the metrics."""
         self._known = False
@@ -128,7 +128,7 @@ class Claims:
             return
         if isinstance(outcome, Appended):
             if before is None or (before.epoch == claim.epoch and not actor.overrides):
-                return  # nothing is raised and nothing overridden, as nearly always
+                return  # Nearly no append raises or overrides anything.
             refusal = None
         elif isinstance(outcome, NotHolder | EpochGuarded):
             refusal = outcome

@@ -74,7 +74,7 @@ class Journal(Protocol[_SealedT]):
 
 
 class Owner(Protocol[GroupT]):
-    """Who decides: the holder of the state that groups are cut from."""
+    """The owner of the state that groups are cut from: it decides."""
 
     def new_group(self) -> GroupT:
         """An empty group for the decisions to come."""
@@ -153,7 +153,7 @@ class GroupCommit(Generic[GroupT]):
         """See to it that the open group is committed, without waiting for it."""
         if not self._scheduled and not self._under_way:
             self._scheduled = True
-            # Not at once: requests parsed in this turn of the loop still join.
+            # It begins in the next turn of the loop: requests parsed in this one still join.
             self._loop.call_soon(self._start)
 
     async def settled(self) -> None:
