@@ -5,9 +5,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 START_SECONDS_MAX = 60
@@ -28,6 +31,25 @@ def test_streams_embedded_in_a_web_application_survive_its_restart(tmp_path: Pat
     assert made.headers["location"] == f"http://{made.request.url.netloc.decode()}{url}"
     assert beside.text.startswith("streams are below")
     assert kept.json() == [{"order": 1}]
+
+
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+def test_an_open_live_reader_does_not_hold_up_the_end_of_its_host(
+    tmp_path: Path, live: str
+) -> None:
+    """Events last a minute and long-polls half of one, unless the server ends them."""
+    url = "/fencepost/v1/stream/orders"
+    with Uvicorn(tmp_path) as host:
+        host.put(url, headers={"content-type": "application/json"})
+        reader = httpx.Client(base_url=host.base_url, timeout=START_SECONDS_MAX)
+        threading.Thread(target=reader.get, args=(f"{url}?offset=-1&live={live}",)).start()
+        while "fencepost_waiters 1.0" not in host.get("/fencepost/metrics").text:
+            pass
+        asked = time.monotonic()
+    took = time.monotonic() - asked
+    reader.close()
+
+    assert took < 20
 
 
 def test_every_example_is_tested() -> None:

@@ -40,7 +40,8 @@ class ASGIApp:
     """An ASGI application over an `App`.
 
     `startup` and `shutdown` run with the host's lifespan, where it has one; a mounted application
-    does not, and the program that mounts it starts and stops what is behind it.
+    does not, and the program that mounts it starts and stops what is behind it. `stop_waiting`
+    answers every live reader, so that a host which waits for open requests can stop.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class ASGIApp:
         *,
         startup: Callable[[], Awaitable[None]] | None = None,
         shutdown: Callable[[], Awaitable[None]] | None = None,
+        stop_waiting: Callable[[], None] = lambda: None,
     ) -> None:
+        self.stop_waiting = stop_waiting
         self._app = app
         self._settings = settings or HttpSettings()
         self._startup = startup

@@ -14,9 +14,14 @@ with any number, each with an application of its own:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from fencepost.http.listener import serve
 from fencepost.server.asgi import ASGIApp
@@ -32,10 +37,15 @@ async def embedded(
     folder: Path | None = None,
     settings: ServerSettings | None = None,
     store_settings: AnyStoreSettings | None = None,
+    *,
+    watch_signals: bool = True,
 ) -> AsyncIterator[ASGIApp]:
     """An application to mount, as long as the context is open: on a folder, or on another store.
 
-    Every request may do everything, unless `settings.auth` has principals.
+    Every request may do everything, unless `settings.auth` has principals. Hosts such as uvicorn
+    wait for open requests before they end their lifespan, so SIGINT and SIGTERM end live readers
+    as soon as they arrive, beside what the host does about them; `watch_signals=False` leaves that
+    to the host, which calls `ASGIApp.stop_waiting` when it begins to stop.
     """
     settings = settings or ServerSettings()
     if store_settings is None:
@@ -45,10 +55,45 @@ async def embedded(
     assembly = await Assembly.open(settings, store_settings, on_loopback=False)
     try:
         async with _reached(assembly):
-            yield ASGIApp(assembly.app, settings.http)
+            mounted = ASGIApp(assembly.app, settings.http, stop_waiting=assembly.app.stop_waiting)
+            with _watched(mounted.stop_waiting) if watch_signals else contextlib.nullcontext():
+                yield mounted
             await assembly.drain()
     finally:
         await assembly.close()
+
+
+@contextlib.contextmanager
+def _watched(stop_waiting: Callable[[], None]) -> Iterator[None]:
+    """Call `stop_waiting` when this process is asked to end, beside the handlers of the host.
+
+    The host has installed its handlers before it starts our lifespan. Python lets only the main
+    thread handle signals: elsewhere the host has to say by itself that it stops.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop_waiting)
+        host = before[signal.Signals(number)]
+        if callable(host):
+            host(number, frame)
+        elif host == signal.SIG_DFL:
+            signal.signal(number, host)
+            signal.raise_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, host in before.items():
+            # A handler that was installed after ours stays.
+            if signal.getsignal(number) is handle:
+                signal.signal(number, host)
 
 
 @contextlib.asynccontextmanager
