@@ -71,6 +71,11 @@ class As:
         return self.client.post("/v1/commit", json=body, headers=named(headers))
 
 
+def asked_token(view: As, stream: object, **more: object) -> httpx.Response:
+    """The answer to a request for a read token."""
+    return view.client.post("/v1/tokens", json={"stream": stream, **more})
+
+
 def named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 

@@ -27,7 +27,7 @@ def request(
     chunked: bool = False,
 ) -> bytes:
     """A request in bytes; Host and the body's framing are added, nothing is checked."""
-    lines = [b"%b %b HTTP/1.1" % (method.encode(), _bytes(target)), b"Host: test"]
+    lines = [b"%b %b HTTP/1.1" % (method.encode(), _bytes(target)), b"Host: localhost"]
     lines += [_bytes(header) for header in headers]
     if chunked:
         lines.append(b"Transfer-Encoding: chunked")

@@ -57,6 +57,7 @@ TABLE: dict[tuple[str, str], Route] = {
     ("get", "/v1/streams"): Route(EVERYBODY),
     ("get", "/v1/producers"): Route(EVERYBODY),
     ("get", "/v1/keys"): Route(EVERYBODY),
+    ("post", "/v1/tokens"): Route(only("read"), json={"stream": "s"}),
     ("get", "/v1/openapi.json"): Route(EVERYBODY),
     ("put", SUBSCRIPTION): Route(
         only("read"),

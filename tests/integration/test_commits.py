@@ -191,7 +191,7 @@ def test_a_reader_at_the_tail_is_woken_by_a_commit_of_staged_data(
         stage(wire, f"{txn}/p", b"[%d,%d]" % (ordinal, ordinal), ordinal)
     with Connection(server_process.port) as reader:
         target = f"{ROOT}{path}?offset={START}&live=sse"
-        reader.send(b"GET %b HTTP/1.1\r\nHost: test\r\n\r\n" % target.encode())
+        reader.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target.encode())
         assert reader.head().status == 200
         chunks = reader.chunks()
         seen = next(chunks)  # the control event of the empty stream: the reader waits now

@@ -154,8 +154,8 @@ CASES = [
     ),
     Case(
         "header_bytes_max",
-        request("GET", ROOT + "text", "A: " + "b" * (1000 - len("Host: test\r\nA: \r\n"))),
-        request("GET", ROOT + "text", "A: " + "b" * (1001 - len("Host: test\r\nA: \r\n"))),
+        request("GET", ROOT + "text", "A: " + "b" * (1000 - len("Host: localhost\r\nA: \r\n"))),
+        request("GET", ROOT + "text", "A: " + "b" * (1001 - len("Host: localhost\r\nA: \r\n"))),
         431,
         "header_too_large",
     ),

@@ -1,7 +1,8 @@
 """Server-sent events: how data and control events look on the wire.
 
 A payload is cut at every line ending, so nothing in it can end an event or begin another. Types
-that are not text travel as base64.
+that are not text travel as base64. The id of every event is the offset after it, so that an
+EventSource, which sends the last id again when it reconnects, goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 
 import msgspec
 
-from fencepost.protocol.offsets import Offset
+from fencepost.protocol.offsets import Offset, wire
 from fencepost.protocol.streams import JSON
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -22,15 +23,16 @@ def is_text(media_type: str) -> bool:
     return media_type == JSON or media_type.startswith("text/")
 
 
-def data_event(data: bytes, media_type: str) -> bytes:
+def data_event(data: bytes, media_type: str, next_offset: Offset) -> bytes:
     """A data event; `data` of a JSON stream is messages joined by commas."""
+    head = b"event: data\nid: %b\n" % wire(next_offset)
     if media_type == JSON:
         data = b"[%b]" % data
     elif not is_text(media_type):
-        return b"event: data\ndata:%b\n\n" % base64.b64encode(data)
+        return b"%bdata:%b\n\n" % (head, base64.b64encode(data))
     if b"\n" in data or b"\r" in data:
-        return b"event: data\n%b\n\n" % b"\n".join(map(_line, _LINE_END.split(data)))
-    return b"event: data\n%b\n\n" % _line(data)
+        return b"%b%b\n\n" % (head, b"\n".join(map(_line, _LINE_END.split(data))))
+    return b"%b%b\n\n" % (head, _line(data))
 
 
 def _line(line: bytes) -> bytes:
@@ -49,4 +51,5 @@ def control_event(
         control["upToDate"] = True
     if closed:
         control["streamClosed"] = True
-    return b"event: control\ndata:%b\n\n" % msgspec.json.encode(control)
+    encoded = msgspec.json.encode(control)
+    return b"event: control\nid: %b\ndata:%b\n\n" % (wire(next_offset), encoded)

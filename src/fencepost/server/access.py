@@ -14,7 +14,7 @@ import binascii
 import re
 from collections.abc import Callable
 from typing import Literal, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -39,7 +39,7 @@ from fencepost.protocol.grants import (
 )
 from fencepost.protocol.logs import Part, Selection
 from fencepost.server.auth import Auth
-from fencepost.server.handlers.parsing import RefusedError, bad, text_header
+from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError, bad, text_header
 
 REASON_BYTES_MAX = 256
 SEAL_SECRET = "list-tokens"
@@ -53,8 +53,12 @@ _MENTIONS_TOKEN = re.compile(rb"token|auth|bearer|jwt|%", re.IGNORECASE)
 class Gate:
     """Admits requests and notes the principal of each."""
 
-    def __init__(self, auth: Auth) -> None:
+    def __init__(
+        self, auth: Auth, read_grant: Callable[[str], tuple[str, str, bool] | None]
+    ) -> None:
         self.auth = auth
+        self._read_grant = read_grant
+        """A read token's principal and stream, and whether it has ended (`handlers/tokens.py`)."""
 
     def readers(self, owner: str) -> Callable[[str], bool]:
         """What the owner of a subscription may read; nothing when no principal has that name."""
@@ -69,24 +73,54 @@ class Gate:
         if who == "all":
             return
         if request.query and _MENTIONS_TOKEN.search(request.query):
-            _refuse_token_in_url(request)
+            read_token = _token_in_url(request)
+            if read_token is not None:
+                request.principal = self._bearer(request, read_token)
+                return
         if who == "wake token":
             return  # the handler checks it: it stands for a principal
         request.principal = principal = self.auth.recognise(request)
         if who == "administrators" and not principal.is_admin:
             raise forbidden("this needs the verb admin on all streams (**)")
 
+    def _bearer(self, request: Request, token: str) -> Principal:
+        """The principal that gave out the read token of a GET; raises a 401."""
+        grant = self._read_grant(token)
+        if grant is None:
+            raise _token_in_url_error()
+        name, stream, has_ended = grant
+        principal = self.auth.named(name)
+        if has_ended or principal is None:
+            raise self.auth.rejected_token("the read token has ended: ask for another one")
+        if unquote_to_bytes(request.path[len(STREAM_ROOT) :]) != stream.encode():
+            raise self.auth.rejected_token("the read token is for another stream")
+        return principal
 
-def _refuse_token_in_url(request: Request) -> None:
-    names = (
-        name.lower()
-        for name, _ in parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
+
+def _token_in_url(request: Request) -> str | None:
+    """The read token of a GET of a stream; any other token in a URL is refused."""
+    pairs = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
+    found = [pair for pair in pairs if pair[0].lower() in _TOKEN_PARAMETERS]
+    if not found:
+        return None
+    if (
+        len(found) == 1
+        and found[0][0] == "token"
+        and request.method == "GET"
+        and request.path.startswith(STREAM_ROOT)
+        and not request.path.startswith(b"/v1/stream/__ds/")
+        and b"authorization" not in request.headers
+    ):
+        return found[0][1]
+    raise _token_in_url_error()
+
+
+def _token_in_url_error() -> RefusedError:
+    return bad(
+        "token_in_url",
+        "a token in a URL ends up in logs: send Authorization: Bearer, and make a new token; only"
+        " a read token (POST /v1/tokens) goes into the URL of a GET of its stream",
     )
-    if not _TOKEN_PARAMETERS.isdisjoint(names):
-        raise bad(
-            "token_in_url",
-            "a token in a URL ends up in logs: send Authorization: Bearer, and make a new token",
-        )
 
 
 def forbidden(detail: str) -> RefusedError:

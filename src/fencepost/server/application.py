@@ -15,6 +15,7 @@ from fencepost.http.messages import Answer, Cancellable, Request, Response, Stre
 from fencepost.server.access import Gate
 from fencepost.server.handlers.parsing import RefusedError
 from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.origins import Origins
 from fencepost.server.routes import Direct, Handlers, Respond, Route, Table, routes
 from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import StoreAwayError
@@ -28,8 +29,15 @@ class Application:
     """Everything the server answers."""
 
     def __init__(
-        self, handlers: Handlers, settings: ServerSettings, *, gate: Gate | None = None
+        self,
+        handlers: Handlers,
+        settings: ServerSettings,
+        *,
+        gate: Gate | None = None,
+        origins: Origins | None = None,
     ) -> None:
+        """With principals there is a `gate`, without them the rules for pages (`origins`)."""
+        self._origins = origins
         self._gate = gate
         self._handlers = handlers
         self._table = Table(routes(handlers, settings.auth))
@@ -47,8 +55,10 @@ class Application:
 
     def _dispatch(self, request: Request, answer: Respond) -> Cancellable | None:
         method = request.method
+        if self._origins is not None:
+            self._origins.check(request)
         if method == "OPTIONS":
-            answer(_preflight())
+            answer(self._preflight(request))
             return None
         route, parts = self._table.find(request)
         if self._gate is not None:
@@ -64,6 +74,22 @@ class Application:
             work = handler.call(request, answer, *parts)
             return None if work is None else self._later(work, answer)
         return self._later(handler(request, *parts), answer)
+
+    def _preflight(self, request: Request) -> Response:
+        """What a browser asks before it sends a request of a page of another origin."""
+        methods = _METHODS
+        origin = request.headers.get(b"origin")
+        if self._origins is not None and origin is not None and self._origins.is_cross(request):
+            self._origins.check_origin(origin)
+            methods = _METHODS_OF_PAGES
+        headers = [
+            (b"Access-Control-Allow-Methods", methods),
+            (b"Access-Control-Allow-Headers", _REQUEST_HEADERS),
+            (b"Access-Control-Max-Age", b"86400"),
+        ]
+        if b"access-control-request-private-network" in request.headers:
+            headers.append((b"Access-Control-Allow-Private-Network", b"true"))
+        return Response(204, headers + BROWSER)
 
     def _later(self, work: Awaitable[Answer], answer: Respond) -> Cancellable:
         task = asyncio.get_running_loop().create_task(self._run(work, answer))
@@ -102,6 +128,8 @@ def _with_browser_headers(response: Response) -> Response:
 
 
 _METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+_METHODS_OF_PAGES = b"GET, HEAD, POST, OPTIONS"
+"""Those of pages of other origins on a server without principals."""
 _REQUEST_HEADERS = ", ".join(
     (
         "Content-Type",
@@ -111,6 +139,7 @@ _REQUEST_HEADERS = ", ".join(
         "If-Match",
         "If-None-Match",
         "Idempotency-Key",
+        "Last-Event-ID",
         "Producer-Epoch",
         "Producer-Id",
         "Producer-If",
@@ -129,15 +158,6 @@ _REQUEST_HEADERS = ", ".join(
         "Stream-TTL",
     )
 ).encode()
-
-
-def _preflight() -> Response:
-    headers = [
-        (b"Access-Control-Allow-Methods", _METHODS),
-        (b"Access-Control-Allow-Headers", _REQUEST_HEADERS),
-        (b"Access-Control-Max-Age", b"86400"),
-    ]
-    return Response(204, headers + BROWSER)
 
 
 def _not_found(request: Request) -> Response:

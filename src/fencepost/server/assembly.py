@@ -22,8 +22,10 @@ from fencepost.server.handlers.logs import Logs
 from fencepost.server.handlers.operations import Operations
 from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.streams import Streams
+from fencepost.server.handlers.tokens import KEY_BYTES, TOKEN_SECRET, ReadTokens, Tokens
 from fencepost.server.handlers.writers import Writers
 from fencepost.server.metrics import Metrics
+from fencepost.server.origins import Origins
 from fencepost.server.routes import Handlers
 from fencepost.server.settings import ServerSettings
 from fencepost.server.subscriptions.cluster import LedSubscriptions, OwnSubscriptions, open_parts
@@ -90,9 +92,11 @@ class Assembly:
     async def _assemble(self, *, on_loopback: bool) -> None:
         settings, opened, clock = self.settings, self.opened, self.clock
         store = opened.store
+        key = await opened.secret(TOKEN_SECRET, clock.token(KEY_BYTES))
+        read_tokens = ReadTokens(key, clock)
         gate = seal = None
         if self._audit is not None:
-            gate = Gate(Auth(settings.auth, clock))
+            gate = Gate(Auth(settings.auth, clock), read_tokens.read)
             await self._audit.open(store, opened.join)
             secret = await opened.secret(SEAL_SECRET, clock.token(32))
             seal = Seal(secret, clock)
@@ -109,10 +113,16 @@ class Assembly:
             logs=Logs(opened.logs, store.listen, clock, settings),
             lists=Lists(opened.lists, settings, seal),
             writers=Writers(store, opened.lists, settings),
+            tokens=Tokens(read_tokens, settings),
             operations=Operations(store, self.metrics),
             subscriptions=self._subscriptions,
         )
-        self.app = Application(handlers, settings, gate=gate)
+        origins = None
+        if gate is None:
+            origins = Origins(
+                settings.allowed_origins, settings.allowed_hosts, on_loopback=on_loopback
+            )
+        self.app = Application(handlers, settings, gate=gate, origins=origins)
         self.metrics.watch(tails)
         self._background += [asyncio.create_task(work()) for work in opened.background]
 

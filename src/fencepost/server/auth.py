@@ -213,6 +213,10 @@ class Auth:
                 return key
         raise _BadJwtError("the JWT names no key of this server")
 
+    def rejected_token(self, detail: str) -> RefusedError:
+        """A 401 for a token that is not one of this server, or no longer."""
+        return self._rejected(detail, invalid=True)
+
     def _rejected(self, detail: str, *, invalid: bool = False) -> RefusedError:
         self.rejected += 1
         error = RefusedError(401, "unauthorized", "Unauthorized", detail)

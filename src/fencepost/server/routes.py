@@ -20,6 +20,7 @@ from fencepost.server.handlers.logs import Logs
 from fencepost.server.handlers.operations import Operations
 from fencepost.server.handlers.parsing import STREAM_ROOT
 from fencepost.server.handlers.streams import Streams
+from fencepost.server.handlers.tokens import Tokens
 from fencepost.server.handlers.writers import Writers
 from fencepost.server.settings import AuthSettings
 from fencepost.server.subscriptions.cluster import LedSubscriptions, OwnSubscriptions
@@ -74,6 +75,7 @@ class Handlers(NamedTuple):
     logs: Logs
     lists: Lists
     writers: Writers
+    tokens: Tokens
     operations: Operations
     subscriptions: OwnSubscriptions | LedSubscriptions
 
@@ -114,6 +116,7 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
             POST=to.writers.open,
             DELETE=to.writers.forget,
         ),
+        Route("/v1/tokens", "principals", POST=to.tokens.make),
         Route(
             subscription,
             "principals",

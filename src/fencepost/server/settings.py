@@ -100,6 +100,9 @@ class AuthSettings:
     abandon_ratio_max: float = 0.0
     """The share of its claims that may be taken from a principal before it gets no more; 0: all."""
 
+    read_token_s_max: int = 3_600
+    """How long a read token (`POST /v1/tokens`) may be good."""
+
     audit_refusals_per_s: float = 10.0
     """Refusals a second that the audit stream keeps; what is beyond is counted."""
 
@@ -121,6 +124,14 @@ class ServerSettings:
 
     drain_ms: int = 10_000
     """How long a stopping server waits for requests in flight."""
+
+    allowed_origins: tuple[str, ...] = ("localhost",)
+    """Without principals: origins whose pages may read and append. `localhost` stands for every
+    origin on the machine of the browser, `*` for all."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Without principals: host names that the server answers to, beside addresses and localhost.
+    Empty: only those when it listens on this machine, every name otherwise."""
 
     node_host: str = ""
     """The name of this machine for other servers on the same database; they pass requests on to the

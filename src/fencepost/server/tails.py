@@ -40,7 +40,7 @@ class Fresh:
 
 def encode_events(chunk: Chunk, cursor: int) -> bytes:
     """A chunk as a data event followed by its control event."""
-    data = sse.data_event(chunk.data, media_type(chunk.info.content_type))
+    data = sse.data_event(chunk.data, media_type(chunk.info.content_type), chunk.next)
     return data + control_event(chunk, cursor)
 
 

@@ -45,7 +45,7 @@ def test_text_comes_back_line_by_line_in_one_event(text: str) -> None:
     """Line endings become line feeds, as the format has no other; nothing else changes."""
     payload = text.encode("utf-8", "replace")
 
-    assert parse(data_event(payload, "text/plain")) == [("data", lines(payload.decode()))]
+    assert parse(data_event(payload, "text/plain", AT)) == [("data", lines(payload.decode()))]
 
 
 @given(st.lists(st.sampled_from([" ", "  ", "\n", "\r", "\r\n", ":", "data:", "x", "\ufeff"])))
@@ -53,7 +53,7 @@ def test_leading_blanks_colons_and_empty_lines_survive(parts: list[str]) -> None
     """The awkward pieces of the format, in any order."""
     text = "".join(parts)
 
-    assert parse(data_event(text.encode(), "text/plain")) == [("data", lines(text))]
+    assert parse(data_event(text.encode(), "text/plain", AT)) == [("data", lines(text))]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_leading_blanks_colons_and_empty_lines_survive(parts: list[str]) -> None
 def test_nothing_in_a_payload_can_end_an_event_or_begin_another(
     attack: str, media_type: str
 ) -> None:
-    wire = data_event(attack.encode(), media_type) + control_event(
+    wire = data_event(attack.encode(), media_type, AT) + control_event(
         AT, cursor=1, up_to_date=True, closed=False
     )
 
@@ -87,7 +87,7 @@ def test_nothing_in_a_payload_can_end_an_event_or_begin_another(
 @given(st.lists(bodies(), min_size=1, max_size=3))
 def test_json_messages_come_back_as_one_array(messages: list[bytes]) -> None:
     """Whatever white space lies between the tokens, the event parses to the messages."""
-    events = parse(data_event(b",".join(messages), "application/json"))
+    events = parse(data_event(b",".join(messages), "application/json", AT))
 
     assert [kind for kind, _ in events] == ["data"]
     assert json.loads(events[0][1]) == [json.loads(message) for message in messages]
@@ -96,7 +96,7 @@ def test_json_messages_come_back_as_one_array(messages: list[bytes]) -> None:
 @given(st.binary(max_size=60))
 def test_bytes_come_back_through_base64(payload: bytes) -> None:
     """Types that are not text travel as standard base64 in a single line."""
-    [(kind, text)] = parse(data_event(payload, "application/octet-stream"))
+    [(kind, text)] = parse(data_event(payload, "application/octet-stream", AT))
 
     assert kind == "data"
     assert base64.b64decode(text, validate=True) == payload

@@ -38,8 +38,17 @@ from fencepost.store.contract import (
     Unknown,
 )
 
-CACHEABLE = (b"Cache-Control", b"public, max-age=60, stale-while-revalidate=300")
-CACHEABLE_PRIVATELY = (b"Cache-Control", b"private, max-age=60, stale-while-revalidate=300")
+_UNCHANGING = b"max-age=60, stale-while-revalidate=300"
+CACHEABLE: Headers = [
+    (b"Cache-Control", b"public, " + _UNCHANGING),
+    # An open server answers by the Origin: no page may find in a cache what it would be refused.
+    (b"Vary", b"Origin"),
+]
+CACHEABLE_PRIVATELY: Headers = [(b"Cache-Control", b"private, " + _UNCHANGING)]
+AT_TAIL: Headers = [(b"Cache-Control", b"no-cache")]
+AT_TAIL_PRIVATELY: Headers = [(b"Cache-Control", b"private, no-cache")]
+"""An answer that reaches the tail may be kept, but a cache has to ask each time (with the ETag)
+whether it still is the whole: the next append makes it stale."""
 NO_STORE = (b"Cache-Control", b"no-store")
 UP_TO_DATE = (b"Stream-Up-To-Date", b"true")
 CLOSED = (b"Stream-Closed", b"true")
@@ -59,6 +68,7 @@ class Reads:
     ) -> None:
         # What only some may read is not for a cache that serves all.
         self._cacheable = CACHEABLE if shared else CACHEABLE_PRIVATELY
+        self._at_tail = AT_TAIL if shared else AT_TAIL_PRIVATELY
         self._store = store
         self._tails = tails
         self._clock = clock
@@ -97,7 +107,8 @@ class Reads:
         live = query.get("live")
         if live not in (None, "long-poll", "sse"):
             raise bad("live_invalid", "live is long-poll or sse")
-        offset = _offset_of(query, required=live is not None)
+        resumed = _resumed(request) if live == "sse" else None
+        offset = resumed or _offset_of(query, required=live is not None)
         news = self._tails.news
         info = await self._store.look(path, touch=True)
         if not isinstance(info, StreamInfo):
@@ -119,7 +130,7 @@ class Reads:
             )
         if live == "long-poll":
             return await self._long_poll(info, after, query.get("cursor"), news)
-        return await self._events(info, after, query.get("cursor"))
+        return await self._events(info, after, query.get("cursor"), resumes=resumed is not None)
 
     async def _catch_up(
         self, request: Request, info: StreamInfo, after: Offset, *, from_now: bool
@@ -132,10 +143,13 @@ class Reads:
             return chunk
         tag = etag(chunk)
         if _matches(request.headers.get(b"if-none-match"), tag):
-            return Response(304, [(b"ETag", tag), self._cacheable, *BROWSER])
-        return Response(
-            200, [*self._chunk_headers(chunk), (b"ETag", tag), self._cacheable], body_of(chunk)
-        )
+            return Response(304, [(b"ETag", tag), *self._caching(chunk), *BROWSER])
+        headers = [*self._chunk_headers(chunk), (b"ETag", tag), *self._caching(chunk)]
+        return Response(200, headers, body_of(chunk))
+
+    def _caching(self, chunk: Chunk) -> Headers:
+        """How long a cache may keep what catching up is answered with."""
+        return self._at_tail if chunk.at_tail and not chunk.info.closed else self._cacheable
 
     async def _long_poll(
         self, info: StreamInfo, after: Offset, cursor: str | None, news: int
@@ -168,14 +182,20 @@ class Reads:
 
     def _live_chunk(self, chunk: Chunk, cursor: str | None) -> Response:
         headers = self._chunk_headers(chunk)
-        headers += [self._cursor_header(cursor), (b"ETag", etag(chunk)), self._cacheable]
+        # A repeated long-poll may get this again: it goes on from the next offset, which is news.
+        headers += [self._cursor_header(cursor), (b"ETag", etag(chunk)), *self._cacheable]
         return Response(200, headers, body_of(chunk))
 
-    async def _events(self, info: StreamInfo, after: Offset, cursor: str | None) -> Answer:
+    async def _events(
+        self, info: StreamInfo, after: Offset, cursor: str | None, *, resumes: bool
+    ) -> Answer:
         # The first chunk is read before the answer begins, while a bad offset can still be a 400.
         first = await self._read(info, after)
         if isinstance(first, Response):
             return first
+        if resumes and first.next == first.start and info.closed:
+            # An EventSource comes back whenever its connection ends, unless it is told this.
+            return Response(204, [*self._chunk_headers(first), NO_STORE])
         headers: Headers = [
             (b"Content-Type", b"text/event-stream"),
             (b"Cache-Control", b"no-cache"),
@@ -292,6 +312,18 @@ def _matches(if_none_match: bytes | None, tag: bytes) -> bool:
         return False
     candidates = [candidate.strip() for candidate in if_none_match.split(b",")]
     return b"*" in candidates or any(c.removeprefix(b"W/") == tag for c in candidates)
+
+
+def _resumed(request: Request) -> Offset | str | None:
+    """Where an EventSource goes on that lost its connection: this beats the offset in its URL."""
+    value = request.headers.get(b"last-event-id")
+    if not value:
+        return None
+    text = value.decode("latin-1")
+    parsed = parse_offset(text)
+    if parsed is None or parsed == "now":
+        raise bad("offset_invalid", f"Last-Event-ID {text!r} is not the id of an event")
+    return parsed
 
 
 def _offset_of(query: dict[str, str], *, required: bool) -> Offset | str:
