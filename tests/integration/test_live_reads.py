@@ -322,6 +322,6 @@ async def _follow(port: int, path: str, ready: asyncio.Barrier) -> list[int]:
             for block in whole:
                 kind, _, data = block.partition(b"\n")
                 if kind == b"event: data":
-                    found += json.loads(data.removeprefix(b"data:"))
+                    found += json.loads(data.partition(b"\n")[0].removeprefix(b"data:"))
     assert waiting == b""
     return found

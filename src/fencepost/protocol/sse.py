@@ -25,14 +25,15 @@ def is_text(media_type: str) -> bool:
 
 def data_event(data: bytes, media_type: str, next_offset: Offset) -> bytes:
     """A data event; `data` of a JSON stream is messages joined by commas."""
-    head = b"event: data\nid: %b\n" % wire(next_offset)
+    at = wire(next_offset)
     if media_type == JSON:
         data = b"[%b]" % data
     elif not is_text(media_type):
-        return b"%bdata:%b\n\n" % (head, base64.b64encode(data))
+        return b"event: data\ndata:%b\nid:%b\n\n" % (base64.b64encode(data), at)
     if b"\n" in data or b"\r" in data:
-        return b"%b%b\n\n" % (head, b"\n".join(map(_line, _LINE_END.split(data))))
-    return b"%b%b\n\n" % (head, _line(data))
+        lines = b"\n".join(map(_line, _LINE_END.split(data)))
+        return b"event: data\n%b\nid:%b\n\n" % (lines, at)
+    return b"event: data\n%b\nid:%b\n\n" % (_line(data), at)
 
 
 def _line(line: bytes) -> bytes:
@@ -52,4 +53,4 @@ def control_event(
     if closed:
         control["streamClosed"] = True
     encoded = msgspec.json.encode(control)
-    return b"event: control\nid: %b\ndata:%b\n\n" % (wire(next_offset), encoded)
+    return b"event: control\ndata:%b\nid:%b\n\n" % (encoded, wire(next_offset))

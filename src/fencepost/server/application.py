@@ -77,11 +77,12 @@ class Application:
 
     def _preflight(self, request: Request) -> Response:
         """What a browser asks before it sends a request of a page of another origin."""
-        methods = _METHODS
-        origin = request.headers.get(b"origin")
-        if self._origins is not None and origin is not None and self._origins.is_cross(request):
-            self._origins.check_origin(origin)
+        methods, browser = _METHODS, BROWSER
+        if self._origins is not None and self._origins.is_cross(request):
             methods = _METHODS_OF_PAGES
+            if not self._origins.allows(request):
+                # Without Access-Control-Allow-Origin the browser does not send the request.
+                browser = BROWSER[:2]
         headers = [
             (b"Access-Control-Allow-Methods", methods),
             (b"Access-Control-Allow-Headers", _REQUEST_HEADERS),
@@ -89,7 +90,7 @@ class Application:
         ]
         if b"access-control-request-private-network" in request.headers:
             headers.append((b"Access-Control-Allow-Private-Network", b"true"))
-        return Response(204, headers + BROWSER)
+        return Response(204, headers + browser)
 
     def _later(self, work: Awaitable[Answer], answer: Respond) -> Cancellable:
         task = asyncio.get_running_loop().create_task(self._run(work, answer))

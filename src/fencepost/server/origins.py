@@ -51,12 +51,16 @@ class Origins:
         host = request.headers.get(b"host", b"")
         if self._checks_hosts and host not in self._known_hosts:
             self._check_host(host)
-        origin = request.headers.get(b"origin")
-        if origin is None or request.method == "OPTIONS":
+        if request.method == "OPTIONS" or not self.is_cross(request):
             return
-        if not self.is_cross(request):
-            return
-        self.check_origin(origin)
+        if not self.allows(request):
+            raise RefusedError(
+                403,
+                "origin_not_allowed",
+                "Origin not allowed",
+                f"pages of {_origin(request)!r} may not use this server: name the origin in"
+                " [server] allowed_origins, or set up [[principals]]",
+            )
         if not may_cross(request.method, request.path, request.query):
             raise RefusedError(
                 403,
@@ -67,23 +71,17 @@ class Origins:
             )
 
     def is_cross(self, request: Request) -> bool:
-        """Whether a request with an Origin comes from a page of another origin than ours."""
-        origin = request.headers.get(b"origin", b"").decode("latin-1").lower()
+        """Whether a request comes from a page of another origin than ours."""
+        if b"origin" not in request.headers:
+            return False  # of a program, or a read of our own page
+        origin = _origin(request)
         found = _ORIGIN.fullmatch(origin)
         host = request.headers.get(b"host", b"").decode("latin-1").lower()
         return found is None or _port_named(found[1], origin) != _port_named(host, origin)
 
-    def check_origin(self, origin: bytes) -> None:
-        """Raise a 403 unless pages of this origin may send requests at all."""
-        text = origin.decode("latin-1").lower()
-        if not is_allowed(text, self._allowed):
-            raise RefusedError(
-                403,
-                "origin_not_allowed",
-                "Origin not allowed",
-                f"pages of {text!r} may not use this server: name the origin in"
-                " [server] allowed_origins, or set up [[principals]]",
-            )
+    def allows(self, request: Request) -> bool:
+        """Whether pages of the request's origin may send requests at all."""
+        return is_allowed(_origin(request), self._allowed)
 
     def _check_host(self, host: bytes) -> None:
         text = host.decode("latin-1").lower()
@@ -97,6 +95,10 @@ class Origins:
             )
         if len(self._known_hosts) < REMEMBERED_MAX:
             self._known_hosts.add(host)
+
+
+def _origin(request: Request) -> str:
+    return request.headers.get(b"origin", b"").decode("latin-1").lower()
 
 
 def is_local(host: str, names: frozenset[str]) -> bool:
