@@ -54,6 +54,12 @@ class InvalidArgumentError(FencepostError, ValueError):
     """An argument has a value that it cannot have; nothing was sent. Change the call."""
 
 
+def require(holds: bool, rule: str) -> None:
+    """Raise `InvalidArgumentError` with the rule that an argument breaks."""
+    if not holds:
+        raise InvalidArgumentError(rule)
+
+
 class UnencodableError(FencepostError, TypeError):
     """A message cannot be stored as what the stream holds; nothing was sent. Change the message."""
 

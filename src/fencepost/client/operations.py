@@ -19,6 +19,7 @@ from fencepost.client.errors import (
     ProtocolError,
     StreamNotFoundError,
     UnencodableError,
+    require,
 )
 from fencepost.client.http import Request, Response, target_of
 from fencepost.client.results import Appended, Committed, Head, Plan, Staged
@@ -28,6 +29,8 @@ from fencepost.client.settings import JSON, ClientSettings
 T = TypeVar("T")
 
 KEY_BYTES = 10
+NUMBER_MAX = 2**53 - 1
+"""The greatest epoch and seq: what every JSON reader holds exactly."""
 
 ENCODING_FAILURES = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 """What encoding a value of the user's may raise."""
@@ -46,6 +49,12 @@ def is_json(content_type: str) -> bool:
 def stream_target(path: str, query: Iterable[tuple[str, str]] = ()) -> str:
     """The target of a stream's requests."""
     return target_of("/v1/stream/" + path, query)
+
+
+def check_path(path: str) -> str:
+    """A path of a stream; raises `InvalidArgumentError` for one that no stream can have."""
+    require(path.strip("/") != "", "the path of a stream is not empty")
+    return path
 
 
 def encode_message(data: Any, content_type: str) -> bytes:
@@ -99,6 +108,11 @@ class Producing(msgspec.Struct, frozen=True):
     epoch: int
     seq: int
 
+    def __post_init__(self) -> None:
+        require(self.id != "", "the id of a producer is not empty")
+        require(0 <= self.epoch <= NUMBER_MAX, "the epoch of a producer is from 0 to 2**53 - 1")
+        require(0 <= self.seq <= NUMBER_MAX, "the seq of a producer is from 0 to 2**53 - 1")
+
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that may go with an append beside its data."""
@@ -116,6 +130,13 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """The holder of a claimed producer id gives it up with this append."""
     reason: str | None = None
     """Why an epoch is raised, for the audit stream."""
+
+    def __post_init__(self) -> None:
+        require(self.key != "", "an Idempotency-Key is not empty")
+        require(self.if_match != "", "if_match is an offset or *")
+        require(self.stream_seq != "", "stream_seq is not empty")
+        if self.producer_if is not None:
+            require(min(self.producer_if) >= 0, "producer_if is an epoch and a seq, both from 0 on")
 
     def headers(self) -> list[tuple[str, str]]:
         """As they go on the wire."""
@@ -208,6 +229,11 @@ class Creation(msgspec.Struct, frozen=True, kw_only=True):
     fork_of: str | None = None
     fork_offset: str | None = None
     fork_sub_offset: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.content_type != "", "content_type is not empty")
+        require((self.ttl_seconds or 0) >= 0, "ttl_seconds is not negative")
+        require((self.fork_sub_offset or 0) >= 0, "sub_offset is not negative")
 
     def headers(self, settings: ClientSettings) -> list[tuple[str, str]]:
         headers: list[tuple[str, str]] = []

@@ -24,6 +24,7 @@ from fencepost.client.errors import (
     ResponseError,
     UnavailableError,
     error_of,
+    require,
 )
 from fencepost.client.http import Request, Response, redirected, target_of
 from fencepost.client.operations import is_json, media_type, stream_target
@@ -86,6 +87,7 @@ class Cursor(Generic[T]):
     """A place in a stream, and the way to what follows it."""
 
     def __init__(self, settings: ClientSettings, path: str, offset: str | None, kind: Any) -> None:
+        require(offset != "", "offset is one that the server gave, or now")
         self._settings = settings
         self._path = path
         self._kind = kind
@@ -205,6 +207,8 @@ class Follower(Cursor[T]):
         patience: float | None = None,
     ) -> None:
         super().__init__(settings, path, offset, kind)
+        require(live in ("auto", "sse", "long-poll"), "live is auto, sse or long-poll")
+        require(patience is None or patience >= 0, "patience is not negative")
         self._live = live
         self._patience_ms = None if patience is None else patience * 1000
         self._cursor: str | None = None
@@ -431,6 +435,8 @@ class LogReader:
         until: int | None,
         live: bool,
     ) -> None:
+        require(after == "now" or after >= -1, "after is a position, -1 or now")
+        require(until is None or after == "now" or until >= after, "until is not before after")
         self._settings = settings
         self._query = query
         self._until = until

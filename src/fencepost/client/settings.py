@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from fencepost.client.errors import InvalidArgumentError
+from fencepost.client.errors import require
 from fencepost.client.http import Address
 from fencepost.clock import Clock, SystemClock
 
@@ -26,8 +26,7 @@ class Timeouts:
     """The same for reads that wait for news: longer than any server lets them wait."""
 
     def __post_init__(self) -> None:
-        if min(self.connect, self.answer, self.live) <= 0:
-            raise InvalidArgumentError("timeouts are greater than zero")
+        require(min(self.connect, self.answer, self.live) > 0, "timeouts are greater than zero")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,14 @@ class Retries:
     """After this much time no further attempt begins."""
     delay_seconds_min: float = 0.05
     delay_seconds_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(self.attempts_max >= 1, "attempts_max is at least 1: the first attempt counts")
+        require(self.seconds_max >= 0, "seconds_max is not negative")
+        require(
+            0 <= self.delay_seconds_min <= self.delay_seconds_max,
+            "delay_seconds_min is not negative, and delay_seconds_max not less than it",
+        )
 
     def delay(self, attempt: int, dice: float, retry_after: float | None = None) -> float:
         """Seconds before the next attempt, after `attempt` (from 0) has failed.

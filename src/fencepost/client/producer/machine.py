@@ -23,7 +23,6 @@ import msgspec
 from fencepost.client.errors import (
     ConnectionFailedError,
     EpochContestedError,
-    InvalidArgumentError,
     OutcomeUnknownError,
     ProducerClosedError,
     ProducerFailedError,
@@ -31,6 +30,7 @@ from fencepost.client.errors import (
     SequenceUsedError,
     UnencodableError,
     error_of,
+    require,
 )
 from fencepost.client.http import Response
 from fencepost.client.operations import ENCODING_FAILURES, encode_bytes
@@ -64,14 +64,11 @@ class ProducerSettings:
     """Whether a 401 may pass when the headers are asked for again."""
 
     def __post_init__(self) -> None:
-        if self.max_in_flight < 1 or self.batch_bytes_max < 1 or self.pending_bytes_max < 1:
-            raise InvalidArgumentError(
-                "max_in_flight, batch_bytes_max and pending_bytes_max are at least 1"
-            )
-        if self.linger < 0 or self.delivery_seconds_max <= 0:
-            raise InvalidArgumentError(
-                "linger is not negative and delivery_seconds_max greater than 0"
-            )
+        require(self.max_in_flight >= 1, "max_in_flight is at least 1")
+        require(self.batch_bytes_max >= 1, "batch_bytes_max is at least 1")
+        require(self.pending_bytes_max >= 1, "pending_bytes_max is at least 1")
+        require(self.linger >= 0, "linger is not negative")
+        require(self.delivery_seconds_max > 0, "delivery_seconds_max is greater than 0")
 
 
 class PendingBatch:
@@ -189,8 +186,9 @@ class Machine(Generic[B]):
         path: str = "",
     ) -> None:
         self._path = path
-        if seq is not None and epoch is None:
-            raise InvalidArgumentError("seq goes with the epoch it was used in")
+        require(seq is None or epoch is not None, "seq goes with the epoch it was used in")
+        require(0 <= (epoch or 0) <= SEQ_MAX, "epoch is from 0 to 2**53 - 1")
+        require(-1 <= (-1 if seq is None else seq) < SEQ_MAX, "seq is from 0 to 2**53 - 2")
         self._settings = settings
         self._make_batch = make_batch
         self._new_key = new_key

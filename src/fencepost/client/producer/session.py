@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from fencepost.client.effects import Operation
-from fencepost.client.errors import ProducerFailedError
+from fencepost.client.errors import ProducerFailedError, require
 from fencepost.client.http import Request, render_head
 from fencepost.client.operations import new_key, stream_target
 from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
@@ -79,6 +79,7 @@ class Session(Generic[B]):
         on_ack: OnAck | None,
         on_error: OnError | None,
     ) -> None:
+        require(producer_id != "", "the id of a producer is not empty")
         clock = settings.clock
         self.settings = settings
         self.tuning = tuning

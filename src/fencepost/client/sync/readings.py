@@ -9,6 +9,7 @@ from typing import Generic, Self, TypeVar
 
 from fencepost.client import operations
 from fencepost.client.decoding import array_inside, text_of
+from fencepost.client.errors import require
 from fencepost.client.reading import Follower, LogReader, Pages, Reader
 from fencepost.client.results import Batch, LogEntry, LogPage
 from fencepost.client.sync.connections import Driver
@@ -27,6 +28,7 @@ class Reading(Generic[T]):
     ) -> None:
         self._driver = driver
         self._cursor = cursor
+        require(timeout is None or timeout >= 0, "timeout is not negative")
         self._stop = driver.stop_of(timeout)
         self._messages: Iterator[T] = iter(())
         self._batch: Batch[T] | None = None

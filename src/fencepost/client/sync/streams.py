@@ -25,7 +25,7 @@ class Stream:
 
     def __init__(self, driver: Driver, path: str, content_type: str) -> None:
         self._driver = driver
-        self.path = path
+        self.path = operations.check_path(path)
         self.content_type = content_type
 
     def __repr__(self) -> str:
