@@ -198,8 +198,8 @@ def test_claims_show_who_holds_what_since_when(shell: Shell) -> None:
     stream = shell.client.create("jobs")
     ada, bob = TaskClaims(stream, "ada"), TaskClaims(stream, "bob")
     held, done = ada.claim("build 7"), bob.claim("build-8")
-    assert held is not None
-    assert done is not None
+    assert held
+    assert done
     ada.heartbeat(held)
     bob.complete(done)
     stream.append(1, producer=fencepost.Producing("other", 0, 0))

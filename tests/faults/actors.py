@@ -18,10 +18,10 @@ import msgspec
 import fencepost
 from fencepost import AsyncClient, AsyncStream, Retries, Timeouts
 from fencepost.coordination import (
+    AsyncClaim,
     AsyncResources,
     AsyncTaskClaims,
     AsyncToolExecutor,
-    Claim,
     ClaimLostError,
     ToolCall,
 )
@@ -49,7 +49,7 @@ async def work(stream: AsyncStream, name: str, seed: int, tasks: int) -> None:
         # Sometimes a live holder counts as dead: what the patience is must not matter.
         timeout = 0.0 if dice.random() < 0.2 else 30.0
         claim = await claims.claim_with_timeout(task, timeout)
-        if claim is not None:
+        if claim:
             try:
                 await carry_out(claims, claim, dice)
             except ClaimLostError:
@@ -59,7 +59,7 @@ async def work(stream: AsyncStream, name: str, seed: int, tasks: int) -> None:
             left.remove(task)
 
 
-async def carry_out(claims: AsyncTaskClaims, claim: Claim, dice: random.Random) -> None:
+async def carry_out(claims: AsyncTaskClaims, claim: AsyncClaim, dice: random.Random) -> None:
     for _beat in range(dice.randrange(3)):
         await claims.heartbeat(claim)
     fate = dice.random()

@@ -51,7 +51,7 @@ def bump(value: Plain | None) -> Plain:
 def test_a_crashed_executor_loses_its_task_at_once(stream: Stream, root: Overrides) -> None:
     ada, bob = TaskClaims(stream, "ada"), TaskClaims(stream, "bob")
     claim = ada.claim("build")
-    assert claim is not None
+    assert claim
 
     assert root.free("build", reason="the machine burned")
 
@@ -62,7 +62,7 @@ def test_a_crashed_executor_loses_its_task_at_once(stream: Stream, root: Overrid
     assert (seen.status, seen.epoch, seen.version) == ("available", 1, 0)
     assert (seen.previous_owner, seen.reason) == ("ada", "the machine burned")
     again = bob.claim("build")
-    assert again is not None
+    assert again
     assert (again.epoch, again.version) == (1, 1)
     bob.complete(again)
     assert not root.free("build", reason="it is completed")
@@ -148,7 +148,7 @@ def test_overrides_are_in_the_audit_stream(tmp_path: Path) -> None:
             jobs = client.create("jobs")
             claims, rows = TaskClaims(jobs, "one"), Resources[Plain](jobs, "doc")
             claim = claims.claim("build")
-            assert claim is not None
+            assert claim
             rows.update("a", bump)
             root = Overrides(powerful.stream("jobs"), "root")
 
@@ -158,7 +158,7 @@ def test_overrides_are_in_the_audit_stream(tmp_path: Path) -> None:
             root.baseline("doc", {"a": {"n": 1}}, reason="cleaned")
 
             again = claims.claim("build")
-            assert again is not None, "what was freed is anyone's"
+            assert again, "what was freed is anyone's"
             claims.complete(again)
             assert rows.update("a", bump).value == {"n": 2}
         events = here.audit()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import msgspec
 import pytest
@@ -16,6 +17,8 @@ from fencepost.coordination import (
     AsyncResources,
     Conflict,
     Merge,
+    Override,
+    Overrides,
     Resources,
     Row,
     UpdateAbortedError,
@@ -173,15 +176,93 @@ def test_an_update_gives_up_after_its_retries(
 def test_values_are_objects_of_their_type(stream: Stream) -> None:
     plain: Resources[dict[str, Any]] = Resources(stream, "doc")
     assert plain.update("a", lambda _none: {"x": 1}).value == {"x": 1}
-    typed = Resources(stream, "doc", Versioned)
-    assert typed.update("b", lambda _none: Versioned("b")).value == Versioned("b", 0)
-    assert typed.update("b", lambda one: one or Versioned("?")).value == Versioned("b", 1)
-
     wrong: Resources[Any] = Resources(stream, "doc")
     with pytest.raises(fencepost.FencepostError, match="object"):
         wrong.update("c", lambda _none: 7)
     with pytest.raises(fencepost.FencepostError, match="delete"):
         wrong.update("c", lambda _none: None)
+
+
+class Renamed(msgspec.Struct, rename={"edition": "version"}):
+    edition: int
+
+
+@dataclass
+class Epochal:
+    epoch: int
+
+
+class Overridden(TypedDict):
+    override: bool
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (Versioned, "version"),
+        (Renamed, "version"),
+        (Epochal, "epoch"),
+        (Overridden, "override"),
+    ],
+)
+def test_a_type_with_a_field_that_rows_have_themselves_is_refused(
+    stream: Stream, kind: type[Any], field: str
+) -> None:
+    with pytest.raises(fencepost.FencepostError, match=f"{kind.__name__} has the field {field}"):
+        Resources(stream, "doc", kind)
+
+
+def test_a_dict_with_a_field_that_rows_have_themselves_is_refused_and_not_stored(
+    stream: Stream,
+) -> None:
+    docs: Resources[dict[str, Any]] = Resources(stream, "doc")
+
+    with pytest.raises(fencepost.FencepostError, match="doc/a has the field version"):
+        docs.update("a", lambda _none: {"version": "2.0"})
+
+    assert list(stream.read()) == []
+
+
+def test_a_row_says_when_it_was_stored_and_that_it_was_overridden(
+    stream: Stream, ours: Resources[Counter]
+) -> None:
+    ours.update("visits", more)
+    row = ours.get("visits")
+    assert row is not None
+    assert row.updated is not None
+    assert row.override is None
+
+    corrected = Overrides(stream, "root").correct("counter", "visits", Counter(9), reason="wrong")
+
+    assert corrected.override == Override(by="root", reason="wrong")
+    row = ours.get("visits")
+    assert row is not None
+    assert (row.value, row.override) == (Counter(9), Override(by="root", reason="wrong"))
+    assert ours.update("visits", more).override is None
+
+
+def test_getting_a_row_reads_it_and_what_is_known_does_not(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    theirs.update("visits", more)
+    assert ours.known("visits") is None
+    found = ours.get("visits")
+    assert found is not None
+    assert ours.known("visits") == found
+    theirs.update("visits", more)
+    assert [row.value for row in ours.rows()] == [Counter(2)]
+
+
+def test_following_misses_nothing_that_another_call_reads(
+    ours: Resources[Counter], theirs: Resources[Counter]
+) -> None:
+    theirs.update("visits", more)
+    changes = ours.follow()
+    assert next(changes).version == 0
+    theirs.update("visits", more)
+    ours.get("visits")
+
+    assert next(changes).version == 1
 
 
 def test_a_value_that_is_not_of_its_type_is_told_by_its_key(stream: Stream) -> None:

@@ -48,7 +48,7 @@ def test_stale_claims_of_many_streams_are_given_back_once(
         for one in streams:
             claims = TaskClaims(one, "worker")
             done = claims.claim("done")
-            assert done is not None
+            assert done
             claims.complete(done)
 
         fresh = reclaim(spark, match="reclaimed/*", timeout=3600, options=options)
@@ -67,7 +67,7 @@ def test_stale_claims_of_many_streams_are_given_back_once(
         state = TaskClaims(streams[0], "other").get("open")
         assert state is not None
         assert (state.status, state.epoch, state.previous_owner) == ("available", 1, "worker")
-        assert held[0] is not None
+        assert held[0]
         with pytest.raises(ClaimLostError):
             TaskClaims(streams[0], "worker").heartbeat(held[0])
 

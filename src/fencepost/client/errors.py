@@ -178,6 +178,21 @@ class ForbiddenError(ResponseError):
     """You are known, but may not do this. Ask for a grant."""
 
 
+class ProducerHeldError(ForbiddenError):
+    """Another principal opened this epoch of the producer id, and only it may go on in it.
+
+    For a claim: it is another principal's. Wait until it ends, or take over what is stale.
+    """
+
+
+class EpochGuardedError(ForbiddenError):
+    """The server lets you not raise this epoch, or not yet: see `retry_after`.
+
+    The rule for the producer id says when an epoch may be raised (`raising`, `stale_after_s`). Wait
+    for at least as long, or have an administrator do it, with a reason.
+    """
+
+
 class NotFoundError(ResponseError):
     """There is nothing here. Check the path."""
 
@@ -232,6 +247,10 @@ class StreamClosedError(ConflictError):
     @property
     def next_offset(self) -> str | None:
         return self._text("stream-next-offset")
+
+
+class ClaimCompletedError(ConflictError):
+    """The producer id is a claim that its holder completed: nothing more is accepted under it."""
 
 
 class SequenceGapError(ConflictError):
@@ -346,6 +365,13 @@ class RateLimitedError(ResponseError):
     """Too much at once, and retries ran out. Wait `retry_after` seconds."""
 
 
+class OpenClaimsError(RateLimitedError):
+    """You hold as many claims as you may (`open_claims_max`). End one before you claim another.
+
+    It is not waited for: only you can end your claims.
+    """
+
+
 class UnavailableError(ResponseError):
     """The server could not do it now, and retries ran out. Retry later."""
 
@@ -408,6 +434,9 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "path_blocked": PathBlockedError,
     "content_type_mismatch": ContentTypeMismatchError,
     "stream_closed": StreamClosedError,
+    "claim_completed": ClaimCompletedError,
+    "producer_held": ProducerHeldError,
+    "epoch_guarded": EpochGuardedError,
     "producer_sequence_gap": SequenceGapError,
     "producer_content_mismatch": ContentMismatchError,
     "producer_epoch_stale": StaleEpochError,
@@ -467,6 +496,8 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ResponseEr
     if status < 400:
         kind, code = RedirectedError, "redirected"
         detail = f"the server sends this request to {headers.get('location', 'no address')}"
+    if code == "too_fast" and "open_claims_max" in detail:
+        kind = OpenClaimsError
     if kind is None:
         kind = UnavailableError if status >= 500 else BadRequestError
     return kind(status=status, code=code, detail=detail, headers=headers, problem=problem)

@@ -12,7 +12,8 @@
 | append with `retry=False` | it may not: a lost answer is `OutcomeUnknownError` |
 
 Repeated are failures of the network and the answers 408, 425, 429, 500, 502, 503, 504 and 507,
-after a delay with jitter that grows, and never before Retry-After.
+after a delay with jitter that grows, and never before Retry-After. A 429 because of
+`open_claims_max` is not: only the caller itself can end its claims.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import msgspec
 from fencepost.client.effects import Call, Operation, Send, Sleep
 from fencepost.client.errors import (
     ConnectionFailedError,
+    OpenClaimsError,
     OutcomeUnknownError,
     ResponseError,
     error_of,
@@ -74,7 +76,7 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
                 return Answer(response, uncertain)
             failure = error_of(response.status, response.headers, response.body)
             failure.uncertain = uncertain
-            if response.status not in REPEATED:
+            if response.status not in REPEATED or isinstance(failure, OpenClaimsError):
                 raise failure
             done_nothing = response.status in (425, 429) or failure.code in NOTHING_DONE
             uncertain += not done_nothing

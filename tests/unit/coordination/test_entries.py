@@ -13,13 +13,13 @@ from fencepost.client.operations import Producing
 from fencepost.client.results import LogEntry, LogProducer
 from fencepost.client.settings import ClientSettings
 from fencepost.coordination.rules.entries import Entries, new_move
-from fencepost.coordination.rules.ids import row_id
+from fencepost.coordination.rules.resources import Rows
 
 SETTINGS = ClientSettings(address=parse_url("http://localhost:4437"))
 
 
 def entries() -> Entries:
-    return Entries(SETTINGS, "s", lambda change: row_id(change.type, change.key))
+    return Entries(SETTINGS, "s", Rows("n"))
 
 
 def stored(epoch: int, version: int, **more: Any) -> LogEntry:
@@ -42,7 +42,7 @@ def stored(epoch: int, version: int, **more: Any) -> LogEntry:
 
 
 def place(known: Entries) -> tuple[int, int] | None:
-    entry = known.get("n", "1")
+    entry = known.get("1")
     return None if entry is None else entry.place
 
 
@@ -59,19 +59,42 @@ def test_entries_are_ordered_by_epoch_and_then_version() -> None:
     [
         {"producer": None},
         {"producer": LogProducer("row:n:2", 0, 0)},
-        {"producer": LogProducer("row:n:1", 0, 1)},
-        {"producer": LogProducer("row:n:1", 1, 0)},
         {"data": None},
         {"data": {"headers": {"control": "reset"}}},
         {"data": {"type": "n", "key": "1", "value": 7, "headers": {"operation": "update"}}},
         {"data": None, "marker": "closed"},
     ],
 )
-def test_what_was_not_sent_under_its_own_id_and_number_does_not_count(more: dict[str, Any]) -> None:
+def test_what_was_not_sent_under_its_own_id_does_not_count(more: dict[str, Any]) -> None:
     known = entries()
     known._take(stored(0, 0, **more))
 
     assert place(known) is None
+
+
+@pytest.mark.parametrize("value", [{}, {"version": 0}, {"epoch": 7, "version": 7}])
+def test_epoch_and_version_are_those_of_the_producer(value: dict[str, Any]) -> None:
+    known = entries()
+    data = {"type": "n", "key": "1", "value": value, "headers": {"operation": "update"}}
+    known._take(stored(2, 3, data=data))
+
+    assert place(known) == (2, 3)
+
+
+def test_what_cannot_be_read_is_remembered_by_its_number_until_something_newer_comes() -> None:
+    known = entries()
+    known._take(stored(0, 0))
+    known._take(stored(0, 1, data={"hello": "world"}))
+    skipped = known.skipped("1")
+    assert skipped is not None
+    assert (skipped.place, known.place("1"), place(known)) == ((0, 1), (0, 1), (0, 0))
+    assert known.all_skipped() == {"1": skipped}
+
+    known._take(stored(1, 0))
+
+    assert known.skipped("1") is None
+    assert known.place("1") == (1, 0)
+    assert known.all_skipped() == {}
 
 
 def test_a_deleted_stream_leaves_nothing() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fencepost.client.aio.streams import AsyncStream
 from fencepost.client.errors import FencepostError
+from fencepost.coordination.rules.checks import async_check_handler, check_stream
 from fencepost.coordination.rules.claims import CLAIM_SECONDS
 from fencepost.coordination.rules.executors import POLL_SECONDS, Executing, Handler, ToolCall
 
@@ -30,6 +33,9 @@ class AsyncToolExecutor:
         *,
         timeout: float = CLAIM_SECONDS,
     ) -> None:
+        for stream in (session, coordination):
+            check_stream(stream, AsyncStream)
+        async_check_handler(handler)
         if session._driver is not coordination._driver:
             raise FencepostError(
                 "the session and the coordination stream must come from one client:"
@@ -38,6 +44,14 @@ class AsyncToolExecutor:
         self._driver = session._driver
         settings, paths = session._driver.settings, (session.path, coordination.path)
         self._core = Executing(settings, *paths, owner, handler, timeout)
+
+    @property
+    def refused(self) -> list[dict[str, Any]]:
+        """The tool calls that cannot be carried out, because their `id` is no text.
+
+        Each is also a warning in the log `fencepost.coordination`.
+        """
+        return list(self._core.refused)
 
     async def step(self) -> int:
         """Carry out the calls of the session that no other executor has; how many got a result."""

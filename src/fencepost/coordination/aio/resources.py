@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
 from fencepost.client.aio.streams import AsyncStream
+from fencepost.coordination.rules.checks import check_stream
 from fencepost.coordination.rules.resources import RETRIES, OnConflict, Resourcing, Row
 
 T = TypeVar("T")
@@ -18,7 +19,8 @@ class AsyncResources(Generic[T]):
         stream: The JSON stream that all actors share.
         type: What the rows are called in their messages.
         kind: What values are: a msgspec Struct, a dataclass, or anything else that msgspec converts
-            an object to. Without it they are dicts.
+            an object to. Without it they are dicts. Neither has a field `epoch`, `version` or
+            `override`: `Row` has them.
     """
 
     @overload
@@ -28,17 +30,25 @@ class AsyncResources(Generic[T]):
     def __init__(self, stream: AsyncStream, type: str, kind: type[T]) -> None: ...
 
     def __init__(self, stream: AsyncStream, type: str, kind: type[T] | None = None) -> None:
+        check_stream(stream, AsyncStream)
         self._driver = stream._driver
         self._core = Resourcing(stream._driver.settings, stream.path, type, kind)
 
     async def get(self, key: str) -> Row[T] | None:
-        """The row as far as it was read; None when there is none. `refresh` reads what is new."""
-        await self._driver.run(self._core.loaded())
+        """The row as it is now; None when there is none.
+
+        Raises `RowUnreadableError` when what stands there is no message about the row.
+        """
+        await self._driver.run(self._core.refresh())
+        return self._core.get(key)
+
+    def known(self, key: str) -> Row[T] | None:
+        """The row as it was when the stream was last read; asks nothing."""
         return self._core.get(key)
 
     async def rows(self) -> Iterator[Row[T]]:
-        """Every row, as far as they were read."""
-        await self._driver.run(self._core.loaded())
+        """Every row as it is now; those that cannot be read are left out."""
+        await self._driver.run(self._core.refresh())
         return self._core.rows()
 
     async def refresh(self) -> None:
@@ -47,8 +57,9 @@ class AsyncResources(Generic[T]):
 
     async def follow(self) -> AsyncIterator[Row[T | None]]:
         """Every change from here on, once the rows have it; the value of a deleted row is None."""
+        changes = self._core.changes()
         while True:
-            for row in await self._driver.run(self._core.next()):
+            for row in await self._driver.run(self._core.next(changes)):
                 yield row
 
     async def update(

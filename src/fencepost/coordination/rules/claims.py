@@ -5,6 +5,7 @@ number only, so of two that race one loses; what a task went through is therefor
 
 | move | from | to | epoch | version | by |
 |---|---|---|---|---|---|
+| offer | nothing known | available | 0 | 0 | anyone |
 | claim | nothing known | claimed | 0 | 0 | anyone; the first wins |
 | claim | available, released | claimed | the same | + 1 | anyone; the first wins |
 | heartbeat | claimed, heartbeat | heartbeat | the same | + 1 | the holder |
@@ -21,20 +22,23 @@ or by Producer-If, and no move names a `completed`.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from fencepost.client import state
 from fencepost.client.effects import Operation
-from fencepost.client.errors import FencepostError, ResponseError
+from fencepost.client.errors import EpochGuardedError, FencepostError, ResponseError
 from fencepost.client.operations import Condition, Producing
 from fencepost.client.settings import ClientSettings
 from fencepost.coordination.rules.entries import (
     Entries,
     Entry,
     Move,
+    Skipped,
     Verdict,
     attempt,
     instant,
@@ -42,9 +46,10 @@ from fencepost.coordination.rules.entries import (
     new_move,
     server_now_ms,
 )
-from fencepost.coordination.rules.ids import claim_id
+from fencepost.coordination.rules.ids import check_name, claim_id
 
 Kind = Literal["task", "tool"]
+KINDS: tuple[Kind, ...] = ("task", "tool")
 Status = Literal["available", "claimed", "heartbeat", "released", "completed"]
 HELD: frozenset[Status] = frozenset(("claimed", "heartbeat"))
 FREE: frozenset[Status] = frozenset(("available", "released"))
@@ -52,6 +57,8 @@ CLAIM_SECONDS = 30.0
 """How long a holder may be silent before `claim_with_timeout` takes its task over."""
 RECLAIM_SECONDS = 60.0
 """How long a holder may be silent before `reclaim_stale` makes its task available."""
+POLL_SECONDS = 1.0
+"""How often a worker that has nothing to do looks for tasks."""
 RACES_MAX = 16
 """Races for one task that one call goes into before it says that others are faster."""
 
@@ -63,20 +70,32 @@ class ClaimLostError(FencepostError):
     """
 
 
+class ClaimNotWonError(FencepostError):
+    """The task is not yours to work on: `found` says who holds it, or that it is completed."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__(str(found))
+        self.found = found
+
+
 class TaskState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task is: its newest move."""
 
     task: str
     status: Status
     owner: str
-    """Who made the move; of `available`, who reclaimed it."""
+    """Who made the move; of `available`, who offered or reclaimed it."""
     epoch: int
     version: int
     updated: datetime
     """When the server stored it."""
+    since: datetime
+    """When its holder claimed it; of a task that is free, when it became free."""
     previous_owner: str | None = None
     """From whom it was taken with this move."""
     reason: str | None = None
+    result: Any = None
+    """What its holder completed it with."""
 
     @property
     def is_held(self) -> bool:
@@ -88,12 +107,8 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in FREE
 
 
-class Claim(msgspec.Struct):
-    """A task that is yours. Its moves are made through the claims that gave it out.
-
-    It can be encoded with msgspec and saved: a process that comes back with it goes on where it
-    was, and `own` says whether the task still is its own.
-    """
+class Held(msgspec.Struct):
+    """A task that is ours: where its claim stands, for the next move to go on from."""
 
     task: str
     owner: str
@@ -106,74 +121,187 @@ class Claim(msgspec.Struct):
     """A move whose answer is not known; it is sent again before any other."""
 
 
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt to claim found instead of a task that was free."""
+
+    task: str
+    outcome: Literal["held", "completed", "mine", "unreadable", "contended"]
+    owner: str | None = None
+    since: datetime | None = None
+    skipped: Skipped | None = None
+
+    def __str__(self) -> str:
+        match self.outcome:
+            case "held":
+                return f"{self.task} is held by {self.owner} since {self.since}"
+            case "completed":
+                return f"{self.task} was completed by {self.owner}"
+            case "mine":
+                return f"{self.task} is yours already: this actor claimed it and has not ended it"
+            case "contended":
+                return f"{self.task}: others were faster {RACES_MAX} times"
+            case "unreadable":
+                return (
+                    f"the claim of {self.task} cannot be read ({self.skipped}):"
+                    " Overrides.free takes the task from it"
+                )
+
+
+Outcome = Literal["won", "held", "completed", "mine", "unreadable", "contended"]
+
+
 class _Value(msgspec.Struct, frozen=True):
     owner: str
     status: Status
     previous_owner: str | None = None
     reason: str | None = None
+    result: Any = None
+
+
+class _Tasks:
+    """The producer ids of tasks, and the messages about them."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._type = f"{kind}_claim"
+        self.ids = f"{kind}:*"
+
+    def id_of(self, key: str) -> str:
+        return claim_id(self._kind, key)
+
+    def goes_on(self, change: state.Change) -> bool:
+        return change.value["status"] in ("heartbeat", "completed")
+
+    def read(self, key: str, data: Any) -> state.Change | str:
+        """A State message, or the plain object that the published patterns show.
+
+        Those say `executorId` for the owner of a tool call, and `previousOwner`.
+        """
+        if not isinstance(data, dict):
+            return "it is no object"
+        value: Any = data
+        about = data.get("taskId", data.get("toolCallId"))
+        if "headers" in data:
+            about, value = data.get("key"), data.get("value")
+        if about != key:
+            return "it is about another task"
+        if not isinstance(value, dict):
+            return "it has no value"
+        said = {name: value.get(other, value.get(name)) for name, other in _THEIRS.items()}
+        given = {name: one for name, one in {**value, **said}.items() if one is not None}
+        try:
+            msgspec.convert(given, _Value)
+        except msgspec.ValidationError as error:
+            return f"it does not say who claimed it: {error}"
+        headers = state.ChangeHeaders(operation="update")
+        return state.Change(type=self._type, key=key, value=given, headers=headers)
+
+
+_THEIRS = {"owner": "executorId", "previous_owner": "previousOwner"}
+"""What the published patterns call some of our fields."""
 
 
 class Claiming:
     """The claims of one actor on one stream: what sync and async share."""
 
     def __init__(self, settings: ClientSettings, path: str, owner: str, kind: Kind) -> None:
-        self._settings = settings
+        if kind not in KINDS:
+            raise FencepostError(f"the kind of a claim is one of {', '.join(KINDS)}, not {kind!r}")
+        check_name(owner, "the owner of claims")
+        self.settings = settings
         self._path = path
         self._owner = owner
         self._kind = kind
         self._type = f"{kind}_claim"
-        self._entries = Entries(settings, path, self._id_of)
+        self._entries = Entries(settings, path, _Tasks(kind))
         self._pending: dict[str, tuple[Move, tuple[int, int] | None]] = {}
+        self._mine: dict[str, Held] = {}
 
     # Claims
 
-    def claim(self, task: str) -> Operation[Claim | None]:
-        """The task as a claim of ours; None when another holds it or it is completed."""
-        claim, _read = yield from self._compete(task)
-        return claim
+    def claim(self, task: str) -> Operation[Held | Found]:
+        """The task as ours, or what was found instead."""
+        return self._compete(task)
 
-    def claim_with_timeout(self, task: str, timeout: float) -> Operation[Claim | None]:
+    def claim_with_timeout(self, task: str, timeout: float) -> Operation[Held | Found]:
         """The same, and a claim whose holder was silent for `timeout` seconds is taken over."""
-        claim, read = yield from self._compete(task)
-        if claim is not None:
-            return claim
-        if not read:
-            yield from self.refresh()
+        found = yield from self._compete(task)
         known = self.known(task)
-        if known is None or not known.is_held:
-            return None
-        now_ms = yield from server_now_ms(self._settings)
+        if not isinstance(found, Found) or found.outcome != "held" or known is None:
+            return found
+        now_ms = yield from server_now_ms(self.settings)
         if not self._is_stale(known, now_ms, timeout):
-            return None
+            return found
         move = self._move(task, known.epoch + 1, 0, "claimed", previous_owner=known.owner)
-        taken = yield from self._open(task, move, (known.epoch, known.version))
-        return taken if isinstance(taken, Claim) else None
+        try:
+            taken = yield from self._open(task, move, (known.epoch, known.version))
+        except EpochGuardedError:
+            yield from self._moved_since(known)
+            return self._found(task)
+        if isinstance(taken, Held):
+            return taken
+        yield from self.refresh()
+        return self._found(task)
 
-    def _compete(self, task: str) -> Operation[tuple[Claim | None, bool]]:
-        """Race for a task that is free; with the claim, whether the stream was read for it."""
+    def _moved_since(self, seen: TaskState) -> Operation[None]:
+        """For a raise that the server refused: nothing if the task has moved, else raise that.
+
+        A holder that came to life in the meantime is no mistake of ours.
+        """
+        refusal = sys.exc_info()[1]
+        yield from self.refresh()
+        if self._entries.place(seen.task) == (seen.epoch, seen.version):
+            assert refusal is not None
+            raise refusal
+
+    def _compete(self, task: str) -> Operation[Held | Found]:
+        """Race for a task that is free."""
         pending = self._pending.pop(task, None)
         if pending is not None:
             again = yield from self._open(task, *pending)
-            if isinstance(again, Claim):
-                return again, False
+            if isinstance(again, Held):
+                return again
         read = False
         for _race in range(RACES_MAX):
-            known = self.known(task)
-            if known is None or known.is_free:
-                place = (0, 0) if known is None else (known.epoch, known.version + 1)
-                opened = yield from self._open(task, self._move(task, *place, "claimed"), None)
-                if isinstance(opened, Claim):
-                    return opened, read
-                # Only a claim can follow what is free: the one that took this number holds it.
-                if opened == "taken" or (known is None and read):
-                    return None, False
+            known, place = self.known(task), self._entries.place(task)
+            if place is None or (known is not None and known.is_free and not self._hides(task)):
+                at = (0, 0) if place is None else (place[0], place[1] + 1)
+                opened = yield from self._open(task, self._move(task, *at, "claimed"), None)
+                if isinstance(opened, Held):
+                    return opened
+                yield from self.refresh()
+                if self._entries.place(task) == place:
+                    yield from self._entries.explain(task)
             elif read:
-                return None, True
-            yield from self.refresh()
+                return self._found(task)
+            else:
+                yield from self.refresh()
             read = True
-        return None, False
+        return Found(task=task, outcome="contended")
 
-    def own(self, claim: Claim) -> Operation[bool]:
+    def _hides(self, task: str) -> bool:
+        return self._entries.skipped(task) is not None
+
+    def _found(self, task: str) -> Found:
+        """What keeps us from a task, as far as it was read."""
+        skipped, known, mine = self._entries.skipped(task), self.known(task), self._mine.get(task)
+        if skipped is not None:
+            return Found(task=task, outcome="unreadable", skipped=skipped)
+        if known is None or known.is_free:
+            return Found(task=task, outcome="contended")
+        outcome: Literal["held", "completed", "mine"] = "held"
+        if known.status == "completed":
+            outcome = "completed"
+        elif mine is not None and mine.epoch == known.epoch and mine.status in HELD:
+            outcome = "mine"
+        return Found(task=task, outcome=outcome, owner=known.owner, since=known.since)
+
+    def offer(self, task: str) -> Operation[bool]:
+        """Make a task known that no actor has claimed yet; False when it was known before."""
+        move = self._move(task, 0, 0, "available")
+        return (yield from make(self.settings, self._path, move, claim_end="released"))
+
+    def own(self, claim: Held) -> Operation[bool]:
         """Whether the task still is ours, by sending our newest move again; nothing is read."""
         if claim.status not in HELD:
             return False
@@ -184,18 +312,18 @@ class Claiming:
             return False
         producer = self._producer(claim.task, claim.epoch, claim.version)
         again = Move(producer, claim.last, msgspec.json.decode(claim.last, type=_ONE)[0])
-        return claim.status in HELD and (yield from make(self._settings, self._path, again))
+        return claim.status in HELD and (yield from make(self.settings, self._path, again))
 
-    def heartbeat(self, claim: Claim) -> Operation[None]:
+    def heartbeat(self, claim: Held) -> Operation[None]:
         return self._go_on(claim, "heartbeat")
 
-    def release(self, claim: Claim) -> Operation[None]:
+    def release(self, claim: Held) -> Operation[None]:
         return self._go_on(claim, "released")
 
-    def complete(self, claim: Claim) -> Operation[None]:
-        return self._go_on(claim, "completed")
+    def complete(self, claim: Held, result: Any = None) -> Operation[None]:
+        return self._go_on(claim, "completed", result)
 
-    def completion(self, claim: Claim) -> Operation[Move]:
+    def completion(self, claim: Held) -> Operation[Move]:
         """The move that completes a claim, for a commit of its own; the claim has ended with it.
 
         It is not left pending: it must not be sent without what it is committed with.
@@ -211,11 +339,11 @@ class Claiming:
 
     def _open(
         self, task: str, move: Move, producer_if: tuple[int, int] | None
-    ) -> Operation[Claim | Verdict]:
+    ) -> Operation[Held | Verdict]:
         """Try to become the holder. A move whose answer is not known is the next one to send."""
         condition = Condition(producer=move.producer, producer_if=producer_if)
         try:
-            verdict = yield from attempt(self._settings, self._path, move, condition)
+            verdict = yield from attempt(self.settings, self._path, move, condition)
         except BaseException as error:
             refused = isinstance(error, ResponseError) and not error.uncertain
             if not refused:
@@ -224,21 +352,23 @@ class Claiming:
         if verdict != "mine":
             return verdict
         at = move.producer
-        return Claim(task, self._owner, at.epoch, at.seq, "claimed", move.body)
+        held = Held(task, self._owner, at.epoch, at.seq, "claimed", move.body)
+        self._mine[task] = held
+        return held
 
-    def _go_on(self, claim: Claim, status: Status) -> Operation[None]:
+    def _go_on(self, claim: Held, status: Status, result: Any = None) -> Operation[None]:
         while claim.pending is not None:
             yield from self._settle(claim)
         if claim.status == status and status not in HELD:
             return  # the answer to the first time was lost, and it was done
         if claim.status not in HELD:
             raise ClaimLostError(f"the claim of {claim.task} has ended: it is {claim.status}")
-        move = self._move(claim.task, claim.epoch, claim.version + 1, status)
+        move = self._move(claim.task, claim.epoch, claim.version + 1, status, result=result)
         claim.pending = mine = (status, move.body)
         while claim.pending is mine:
             yield from self._settle(claim)
 
-    def _settle(self, claim: Claim) -> Operation[None]:
+    def _settle(self, claim: Held) -> Operation[None]:
         """Send the move whose answer is not known, and move the claim on when it is accepted."""
         pending = claim.pending
         if pending is None:
@@ -249,12 +379,15 @@ class Claiming:
         end: Literal["released", "completed"] | None = None
         if status in ("released", "completed"):
             end = status
-        mine = yield from make(self._settings, self._path, move, claim_end=end)
+        mine = yield from make(self.settings, self._path, move, claim_end=end)
         if claim.pending is not pending:
             return  # a heartbeat beside us sent the same move and got its answer first
         if not mine:
+            self._mine.pop(claim.task, None)
             raise ClaimLostError(f"{claim.task} was taken over from {claim.owner}")
         accepted(claim)
+        if claim.status not in HELD:
+            self._mine.pop(claim.task, None)
 
     # What others hold
 
@@ -263,7 +396,7 @@ class Claiming:
 
     def known(self, task: str) -> TaskState | None:
         """Where a task was when the stream was last read; None when it was not known."""
-        entry = self._entries.get(self._type, task)
+        entry = self._entries.get(task)
         return None if entry is None else _shown(entry)
 
     def get(self, task: str) -> Operation[TaskState | None]:
@@ -272,39 +405,100 @@ class Claiming:
 
     def open(self) -> Operation[list[TaskState]]:
         yield from self.refresh()
-        found = (_shown(entry) for entry in self._entries.of(self._type))
-        return [one for one in found if one.is_held]
+        return [one for one in self._readable() if one.is_held]
+
+    def available(self) -> Operation[list[TaskState]]:
+        yield from self.refresh()
+        return [one for one in self._readable() if one.is_free]
+
+    def workable(self, timeout: float) -> Operation[list[TaskState]]:
+        """The tasks that `claim_with_timeout` would get: free ones, then stale ones."""
+        free = yield from self.available()
+        now_ms = yield from server_now_ms(self.settings)
+        held = (one for one in self._readable() if one.is_held and one.task not in self._mine)
+        return free + [one for one in held if self._is_stale(one, now_ms, timeout)]
+
+    def freed(self) -> Operation[list[TaskState]]:
+        """The tasks that become free next, waiting for them as long as it takes."""
+        while True:
+            shown = [_shown(entry) for entry in (yield from self._entries.next())]
+            if free := [one for one in shown if one.is_free]:
+                return free
+
+    def beside(self) -> Claiming:
+        """Another view of the same claims, for a reader that must not miss what this one reads."""
+        return Claiming(self.settings, self._path, self._owner, self._kind)
 
     def stale(self, timeout: float) -> Operation[list[TaskState]]:
         held = yield from self.open()
-        now_ms = yield from server_now_ms(self._settings)
+        now_ms = yield from server_now_ms(self.settings)
         return [one for one in held if self._is_stale(one, now_ms, timeout)]
 
     def reclaim_stale(self, timeout: float) -> Operation[list[str]]:
         """Make tasks available whose holders were silent for `timeout` seconds."""
+        stale = yield from self.stale(timeout)
+        return (yield from self.reclaim_all(stale))
+
+    def reclaim_all(self, stale: list[TaskState]) -> Operation[list[str]]:
+        """Make these tasks available, but for those that have moved since; which were."""
         reclaimed = []
-        for held in (yield from self.stale(timeout)):
-            done = yield from self.reclaim(held)
+        for held in stale:
+            try:
+                done = yield from self.reclaim(held)
+            except EpochGuardedError:
+                yield from self._moved_since(held)
+                continue
             if done:
                 reclaimed.append(held.task)
         return reclaimed
 
     def reclaim(self, held: TaskState, reason: str | None = None) -> Operation[bool]:
         """Take a task from its holder and leave it available; False when it has moved since."""
+        seen = (held.epoch, held.version)
+        return self._free(held.task, seen, previous_owner=held.owner, reason=reason)
+
+    def free(self, task: str, reason: str) -> Operation[bool | None]:
+        """Take a task from what holds it, readable or not; None when it has moved meanwhile."""
+        yield from self.refresh()
+        if self._entries.place(task) is None:
+            yield from self._entries.explain(task)
+        known, skipped = self.known(task), self._entries.skipped(task)
+        if skipped is not None:
+            told = f"{reason} (over what cannot be read, {skipped})"
+            done = yield from self._free(task, skipped.place, reason=told, audited=reason)
+        elif known is None or not known.is_held:
+            return False
+        else:
+            done = yield from self.reclaim(known, reason)
+        return True if done else None
+
+    def _free(
+        self,
+        task: str,
+        seen: tuple[int, int],
+        *,
+        previous_owner: str | None = None,
+        reason: str | None = None,
+        audited: str | None = None,
+    ) -> Operation[bool]:
         move = self._move(
-            held.task, held.epoch + 1, 0, "available", previous_owner=held.owner, reason=reason
+            task, seen[0] + 1, 0, "available", previous_owner=previous_owner, reason=reason
         )
         # With authorization, too, any actor may claim it then: no principal holds its id.
         return (
             yield from make(
-                self._settings,
+                self.settings,
                 self._path,
                 move,
-                producer_if=(held.epoch, held.version),
+                producer_if=seen,
                 claim_end="released",
-                reason=reason,
+                reason=audited or reason,
             )
         )
+
+    def _readable(self) -> Iterator[TaskState]:
+        """The tasks whose newest message can be read."""
+        return (_shown(entry) for entry in self._entries.all() if not self._hides(entry.change.key))
 
     @staticmethod
     def _is_stale(held: TaskState, now_ms: int, timeout: float) -> bool:
@@ -320,33 +514,28 @@ class Claiming:
         status: Status,
         previous_owner: str | None = None,
         reason: str | None = None,
+        result: Any = None,
     ) -> Move:
-        value = {"owner": self._owner, "status": status}
-        if previous_owner is not None:
-            value["previous_owner"] = previous_owner
-        if reason is not None:
-            value["reason"] = reason
+        value: dict[str, Any] = {"owner": self._owner, "status": status}
+        if status in HELD:
+            # For actors of other makings, who judge by it whether a holder is alive. Ours go by the
+            # time at which the server stored the message.
+            at = instant(self.settings.clock.now_ms()).isoformat(timespec="milliseconds")
+            value["claimedAt"] = at.replace("+00:00", "Z")
+        more = {"previous_owner": previous_owner, "reason": reason, "result": result}
+        value |= {name: one for name, one in more.items() if one is not None}
         producer = self._producer(task, epoch, version)
         operation: Literal["insert", "update"] = "update" if epoch or version else "insert"
-        return new_move(self._settings, producer, operation, self._type, task, value)
+        return new_move(self.settings, producer, operation, self._type, task, value)
 
     def _producer(self, task: str, epoch: int, version: int) -> Producing:
         return Producing(claim_id(self._kind, task), epoch, version)
-
-    def _id_of(self, change: state.Change) -> str | None:
-        if change.type != self._type:
-            return None
-        try:
-            msgspec.convert(change.value, _Value)
-        except msgspec.ValidationError:
-            return None  # a message of another format under this type tells us nothing
-        return claim_id(self._kind, change.key)
 
 
 _ONE = list[state.Change]
 
 
-def accepted(claim: Claim) -> None:
+def accepted(claim: Held) -> None:
     """The pending move of a claim was stored: the only place that moves a claim on."""
     assert claim.pending is not None
     (claim.status, claim.last), claim.pending = claim.pending, None
@@ -362,6 +551,8 @@ def _shown(entry: Entry) -> TaskState:
         epoch=entry.epoch,
         version=entry.version,
         updated=instant(entry.updated_ms),
+        since=instant(entry.since_ms),
         previous_owner=value.previous_owner,
         reason=value.reason,
+        result=value.result,
     )

@@ -1,24 +1,26 @@
 """What a coordination stream says now: for each entity its newest message and when it was stored.
 
 The stream is read through the log of the server, which gives with each message the producer id,
-epoch and number under which it was accepted, and the server's time. A message counts only if it was
-accepted under the id of its entity and says itself what the server says: epoch and version, the
-version being the number. Entries are ordered by (epoch, version).
+epoch and number under which it was accepted, and the server's time. A message counts for the entity
+whose id it was accepted under, if it is about that entity. Its epoch and version are those of the
+producer, the version being the number, whatever its value says: other implementations leave them
+out, or copy old ones. Entries are ordered by (epoch, version). What cannot be read is remembered by
+its number, so that an override can raise the epoch over it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from fencepost.client import operations, state
 from fencepost.client.effects import Operation
 from fencepost.client.errors import (
-    ForbiddenError,
+    ClaimCompletedError,
     ProducerMovedError,
     ProtocolError,
     SequenceGapError,
@@ -26,14 +28,15 @@ from fencepost.client.errors import (
 )
 from fencepost.client.http import Request
 from fencepost.client.operations import Condition, Producing
-from fencepost.client.reading import LogReader
-from fencepost.client.results import LogEntry
+from fencepost.client.reading import LogReader, Pages
+from fencepost.client.results import LogEntry, ProducerInfo
 from fencepost.client.retry import Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
+from fencepost.coordination.rules.ids import parse_id
 
 NONCE_BYTES = 16
-HELD = frozenset(("producer_held", "epoch_guarded"))
-"""Codes of refusals: another actor holds the id now, by the rules of the server."""
+LOST = (StaleEpochError, SequenceGapError, ProducerMovedError, ClaimCompletedError)
+"""Refusals that say: the entity is elsewhere by now. Any other refusal is raised as it is."""
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -46,6 +49,8 @@ class Entry(msgspec.Struct, frozen=True):
     version: int
     updated_ms: int = 0
     """When the server stored it; 0 for a message of our own that was not read back yet."""
+    since_ms: int = 0
+    """When the first of the messages was stored that this one goes on from."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -57,26 +62,86 @@ class Entry(msgspec.Struct, frozen=True):
         return value
 
 
-class Entries:
-    """The entities of some types on one stream."""
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands under the producer id of an entity and cannot be read as a message about it."""
 
-    def __init__(
-        self, settings: ClientSettings, path: str, id_of: Callable[[state.Change], str | None]
-    ) -> None:
+    epoch: int
+    version: int
+    why: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.epoch, self.version
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, version {self.version}: {self.why}"
+
+
+class Entities(Protocol):
+    """Which producer ids stand for entities of one type, and how messages about them are read."""
+
+    def id_of(self, key: str) -> str:
+        """The producer id of an entity."""
+        ...
+
+    @property
+    def ids(self) -> str:
+        """A pattern that the ids of all entities match."""
+        ...
+
+    def read(self, key: str, data: Any) -> state.Change | str:
+        """A message under the id of `key` as a change of it, or why it is none."""
+        ...
+
+    def goes_on(self, change: state.Change, /) -> bool:
+        """Whether a change goes on with what the one before it began."""
+        ...
+
+
+class Entries:
+    """The entities of one type on one stream."""
+
+    def __init__(self, settings: ClientSettings, path: str, entities: Entities) -> None:
         self._settings = settings
         self._path = path
-        self._id_of = id_of
+        self._entities = entities
         self._after = -1
-        self._known: dict[tuple[str, str], Entry] = {}
+        self._known: dict[str, Entry] = {}
+        self._skipped: dict[str, Skipped] = {}
         self.loaded = False
         """Whether the stream was read at all."""
 
-    def get(self, type: str, key: str) -> Entry | None:
-        return self._known.get((type, key))
+    def copy(self) -> Entries:
+        """The same, to be read on by itself: what one of them reads, the other still gets."""
+        other = Entries(self._settings, self._path, self._entities)
+        other._after, other.loaded = self._after, self.loaded
+        other._known, other._skipped = dict(self._known), dict(self._skipped)
+        return other
 
-    def of(self, type: str) -> Iterator[Entry]:
-        """The entries of a type, in the order in which their entities first came."""
-        return (entry for (one, _key), entry in self._known.items() if one == type)
+    def get(self, key: str) -> Entry | None:
+        return self._known.get(key)
+
+    def all(self) -> Iterator[Entry]:
+        """The entries in the order in which their entities first came."""
+        return iter(self._known.values())
+
+    def skipped(self, key: str) -> Skipped | None:
+        """What stands there and cannot be read, if it is newer than the newest that can."""
+        skipped, entry = self._skipped.get(key), self._known.get(key)
+        newer = skipped is not None and (entry is None or skipped.place > entry.place)
+        return skipped if newer else None
+
+    def all_skipped(self) -> dict[str, Skipped]:
+        """The entities whose newest message cannot be read."""
+        return {key: one for key in self._skipped if (one := self.skipped(key)) is not None}
+
+    def place(self, key: str) -> tuple[int, int] | None:
+        """The epoch and number that the producer id of an entity has, as far as they are known."""
+        skipped = self.skipped(key)
+        if skipped is not None:
+            return skipped.place
+        entry = self._known.get(key)
+        return None if entry is None else entry.place
 
     def refresh(self) -> Operation[None]:
         """Read what the stream has got since the last time."""
@@ -98,6 +163,37 @@ class Entries:
             if taken:
                 return taken
 
+    def explain(self, key: str) -> Operation[None]:
+        """Find out where an id stands that refuses a move which fits all messages that were read.
+
+        A message that was truncated, and that the log has forgotten, left only its number.
+        """
+        yield from self._ask(self._entities.id_of(key))
+
+    def explain_all(self) -> Operation[None]:
+        """The same for all entities."""
+        yield from self._ask(self._entities.ids)
+
+    def _ask(self, match: str) -> Operation[None]:
+        query = [("stream", self._path), ("match", match)]
+        pages = Pages(self._settings, "/v1/producers", "producers", ProducerInfo, query)
+        listed: list[ProducerInfo] = []
+        while (page := (yield from pages.next())) is not None:
+            listed += (one for one in page if one.stream == self._path)
+        if any(self._is_behind(one) for one in listed):
+            yield from self.refresh()  # the id may have moved since the stream was read
+        for one in listed:
+            key = self._key(one.id)
+            if key is not None and self._is_behind(one):
+                why = "its messages are gone, the stream was truncated"
+                self._skipped[key] = Skipped(epoch=one.epoch, version=one.seq, why=why)
+
+    def _is_behind(self, listed: ProducerInfo) -> bool:
+        """Whether an id has moved further than the messages that were read say."""
+        key = self._key(listed.id)
+        place = None if key is None else self.place(key)
+        return key is not None and (place is None or place < (listed.epoch, listed.seq))
+
     def _reader(self, *, live: bool) -> LogReader:
         query = [("stream", self._path), ("pruned", "skip")]
         return LogReader(self._settings, query, after=self._after, until=None, live=live)
@@ -108,30 +204,40 @@ class Entries:
 
     def put(self, entry: Entry) -> bool:
         """Take an entry in, unless a newer one is there."""
-        name = entry.change.type, entry.change.key
-        known = self._known.get(name)
+        key = entry.change.key
+        known = self._known.get(key)
         if known is not None and entry.place < known.place:
             return False
-        self._known[name] = entry
+        self._known[key] = entry
         return True
 
     def _take(self, found: LogEntry) -> Entry | None:
         if found.marker in ("deleted", "expired"):
             self._known.clear()
+            self._skipped.clear()
         if found.marker is not None or found.producer is None:
             return None
-        try:
-            change = state.parse(found.data)
-        except state.StateMessageError:
-            return None
-        if not isinstance(change, state.Change) or not isinstance(change.value, dict):
-            return None
         sent = found.producer
-        said = change.value.get("epoch"), change.value.get("version")
-        if self._id_of(change) != sent.id or said != (sent.epoch, sent.seq):
+        key = self._key(sent.id)
+        if key is None:
             return None
-        entry = Entry(change, sent.epoch, sent.seq, found.timestamp_ms)
+        change = self._entities.read(key, found.data)
+        if isinstance(change, str):
+            skipped = Skipped(epoch=sent.epoch, version=sent.seq, why=change)
+            known = self._skipped.get(key)
+            if known is None or known.place <= skipped.place:
+                self._skipped[key] = skipped
+            return None
+        before, since_ms = self._known.get(key), found.timestamp_ms
+        if before is not None and before.since_ms and self._entities.goes_on(change):
+            since_ms = before.since_ms
+        entry = Entry(change, sent.epoch, sent.seq, found.timestamp_ms, since_ms)
         return entry if self.put(entry) else None
+
+    def _key(self, producer_id: str) -> str | None:
+        """Which entity an id stands for; None when it stands for none of ours."""
+        name = parse_id(producer_id)[-1]
+        return name if name and self._entities.id_of(name) == producer_id else None
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -201,12 +307,8 @@ def attempt(
     """Send a move, and say what became of it."""
     try:
         done = yield from operations.append(settings, path, move.body, JSON, condition)
-    except (StaleEpochError, SequenceGapError, ProducerMovedError):
+    except LOST:
         return "lost"
-    except ForbiddenError as error:
-        if error.code in HELD:
-            return "lost"
-        raise
     if not done.duplicate or done.matches is True:
         return "mine"
     return "taken" if (done.epoch, done.seq) == (move.producer.epoch, move.producer.seq) else "lost"

@@ -8,6 +8,7 @@ worked stores nothing, and a session never holds two results for one call.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,25 +18,22 @@ from fencepost.client import operations
 from fencepost.client.effects import Call, Operation, Sleep
 from fencepost.client.errors import (
     CommitPartialError,
-    ForbiddenError,
-    ProducerMovedError,
     ResponseError,
-    SequenceGapError,
-    StaleEpochError,
     StreamClosedError,
 )
 from fencepost.client.operations import CommitAppend
 from fencepost.client.reading import START, Follower, Reader
 from fencepost.client.results import Batch
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.rules.claims import Claim, Claiming, ClaimLostError
-from fencepost.coordination.rules.entries import HELD
+from fencepost.coordination.rules.claims import Claiming, ClaimLostError, Found, Held
+from fencepost.coordination.rules.entries import LOST
 
 CALL = "tool_call"
 RESULT = "tool_result"
 ERROR = "tool_error"
 POLL_SECONDS = 1.0
 """How often calls that other executors hold are looked at again."""
+_LOG = logging.getLogger("fencepost.coordination")
 _SESSION_ITEM = 0
 """Which append of the commit is the one to the session."""
 
@@ -46,7 +44,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str
     message: dict[str, Any]
     """The message of the session."""
-    claim: Claim
+    claim: Held
 
 
 Handler = Callable[[ToolCall], Any] | Callable[[ToolCall], Awaitable[Any]]
@@ -84,6 +82,7 @@ class Executing:
         self._offset = START
         self._open: dict[str, dict[str, Any]] = {}
         self._unsettled: dict[str, _Commit] = {}
+        self.refused: list[dict[str, Any]] = []
         self.claims = Claiming(settings, coordination, owner, "tool")
 
     def step(self) -> Operation[int]:
@@ -122,9 +121,13 @@ class Executing:
         for message in batch.messages:
             if not isinstance(message, dict):
                 continue
-            if message.get("type") == CALL and isinstance(message.get("id"), str):
-                if message["id"]:
-                    self._open[message["id"]] = message
+            if message.get("type") == CALL:
+                call_id = message.get("id")
+                if isinstance(call_id, str) and call_id:
+                    self._open[call_id] = message
+                else:
+                    self.refused.append(message)
+                    _LOG.warning("%s: a tool_call without a text as id: %s", self._session, message)
             elif message.get("type") in (RESULT, ERROR):
                 self._open.pop(message.get("toolCallId", ""), None)
         if batch.closed:
@@ -137,9 +140,8 @@ class Executing:
         if unsettled is not None:
             return (yield from self._commit(call_id, unsettled))
         claim = yield from self.claims.claim_with_timeout(call_id, self._timeout)
-        if claim is None:
-            known = self.claims.known(call_id)
-            if known is not None and known.status == "completed":
+        if isinstance(claim, Found):
+            if claim.outcome == "completed":
                 # Its result is in the session, for it was committed with the completion.
                 del self._open[call_id]
             return False
@@ -178,7 +180,7 @@ class Executing:
         """Store both or neither; False when the call was taken over."""
         try:
             yield from operations.commit(self._settings, commit.items, commit.key)
-        except (StaleEpochError, SequenceGapError, ProducerMovedError, CommitPartialError):
+        except (*LOST, CommitPartialError):
             return False
         except StreamClosedError as error:
             if error.item != _SESSION_ITEM:
@@ -186,8 +188,6 @@ class Executing:
             self._open.clear()  # nothing more can be answered
             return False
         except BaseException as error:
-            if isinstance(error, ForbiddenError) and error.code in HELD:
-                return False
             if not isinstance(error, ResponseError) or error.uncertain:
                 self._unsettled[call_id] = commit
             raise

@@ -28,8 +28,15 @@ def parse_id(producer_id: str) -> tuple[str, ...]:
     return tuple(unquote(part) for part in producer_id.split(":"))
 
 
+def check_name(name: object, what: str) -> None:
+    """A name is a text, and not empty."""
+    if not isinstance(name, str):
+        raise FencepostError(f"{what} is named by a str, not by {type(name).__name__}: {name!r}")
+    if not name:
+        raise FencepostError(f"{what} has a name that is not empty")
+
+
 def escape(name: str) -> str:
     """A name as it stands in an id."""
-    if not name:
-        raise FencepostError("a task, a type or a key has a name that is not empty")
+    check_name(name, "a task, a type or a key")
     return quote(name, safe="")

@@ -26,7 +26,7 @@ from fencepost.client.errors import (
 from fencepost.client.operations import CommitAppend
 from fencepost.client.settings import ClientSettings
 from fencepost.coordination.rules.claims import RACES_MAX, Claiming, Kind
-from fencepost.coordination.rules.entries import Entry, Move, make
+from fencepost.coordination.rules.entries import Move, make
 from fencepost.coordination.rules.resources import Resourcing, Row, UpdateContendedError
 
 Value = dict[str, Any]
@@ -43,27 +43,26 @@ class Overriding:
         self._rows: dict[str, Resourcing[Value]] = {}
 
     def free(self, task: str, reason: str, kind: Kind) -> Operation[bool]:
-        """Take a task from its holder, dead or alive, and leave it available."""
+        """Take a task from its holder, dead or alive or not readable, and leave it available."""
         _check(reason)
         claims = self._claims.setdefault(kind, Claiming(self._settings, self._path, self._by, kind))
         for _race in range(RACES_MAX):
-            held = yield from claims.get(task)
-            if held is None or not held.is_held:
-                return False
-            if (yield from claims.reclaim(held, reason)):
-                return True
+            freed = yield from claims.free(task, reason)
+            if freed is not None:
+                return freed
         raise UpdateContendedError(f"{task}: its holder moved on {RACES_MAX} times")
 
     def correct(self, type: str, key: str, value: Any, reason: str) -> Operation[Row[Value]]:
-        """Write a value over whatever there is."""
-        return self._force(type, key, lambda _current: value, reason)
+        """Write a value over whatever there is, readable or not."""
+        return self._force(type, key, lambda _rows: value, reason)
 
     def restart_versions(
         self, type: str, key: str, reason: str, migrate: Callable[[Value], Any] | None
     ) -> Operation[Row[Value]]:
         """Begin the versions of a row again at 0, with its value, migrated."""
 
-        def value(current: Value | None) -> Any:
+        def value(rows: Resourcing[Value]) -> Any:
+            current = rows.value(rows.entry(key))
             if current is None:
                 raise FencepostError(f"there is no {type}/{key} whose versions could be restarted")
             return current if migrate is None else migrate(current)
@@ -71,11 +70,15 @@ class Overriding:
         return self._force(type, key, value, reason)
 
     def baseline(self, type: str, values: Mapping[str, Any], reason: str) -> Operation[int]:
-        """Make these all the rows of a type, in one commit; how many rows it changed."""
+        """Make these all the rows of a type, in one commit; how many rows it changed.
+
+        Rows whose messages cannot be read or were truncated are among those that it replaces.
+        """
         _check(reason)
         rows = self._rows_of(type)
         for _race in range(RACES_MAX):
             yield from rows.refresh()
+            yield from rows.explain()
             moves = self._baseline(rows, values, reason)
             if not moves:
                 return 0
@@ -86,52 +89,42 @@ class Overriding:
         raise UpdateContendedError(f"{type}: others wrote in between {RACES_MAX} times")
 
     def _force(
-        self, type: str, key: str, value: Callable[[Value | None], Any], reason: str
+        self, type: str, key: str, value: Callable[[Resourcing[Value]], Any], reason: str
     ) -> Operation[Row[Value]]:
         _check(reason)
         rows = self._rows_of(type)
+        yield from rows.refresh()
         for _race in range(RACES_MAX):
-            yield from rows.refresh()
-            entry = rows.entry(key)
-            move = self._move(rows, key, value(rows.value(entry)), entry, reason)
-            seen = None if entry is None else entry.place
+            seen = rows.place(key)
+            move = rows.override(key, _plain(value(rows)), by=self._by, reason=reason)
             if (yield from make(self._settings, self._path, move, producer_if=seen, reason=reason)):
                 rows.put(move)
                 row = rows.get(key)
                 assert row is not None
                 return row
+            yield from rows.refresh()
+            if rows.place(key) == seen:
+                yield from rows.explain()
         raise UpdateContendedError(f"{type}/{key}: others wrote in between {RACES_MAX} times")
 
     def _baseline(
         self, rows: Resourcing[Value], values: Mapping[str, Any], reason: str
     ) -> list[tuple[Move, CommitAppend]]:
-        known = {entry.change.key: entry for entry in rows.entries()}
-        gone = [
-            key
-            for key, entry in known.items()
-            if key not in values and entry.change.operation != "delete"
-        ]
+        there = [key for key, one in rows.entries().items() if one.change.operation != "delete"]
+        gone = (key for key in (*there, *rows.all_skipped()) if key not in values)
         wanted: dict[str, Any] = {**values, **dict.fromkeys(gone)}
         moves = []
         for key, value in wanted.items():
-            entry = known.get(key)
-            move = self._move(rows, key, value, entry, reason)
+            move = rows.override(key, _plain(value), by=self._by, reason=reason)
             item = CommitAppend(
                 stream=self._path,
                 messages=[move.change],
                 producer=move.producer,
-                producer_if=None if entry is None else entry.place,
+                producer_if=rows.place(key),
                 producer_strict=True,
             )
             moves.append((move, item))
         return moves
-
-    def _move(
-        self, rows: Resourcing[Value], key: str, value: Any, entry: Entry | None, reason: str
-    ) -> Move:
-        override = {"by": self._by, "reason": reason}
-        plain = None if value is None else msgspec.to_builtins(value)
-        return rows.move(key, plain, entry, override=override)
 
     def _commit(self, items: list[CommitAppend], reason: str) -> Operation[bool]:
         try:
@@ -149,6 +142,10 @@ class Overriding:
     def _rows_of(self, type: str) -> Resourcing[Value]:
         made: Resourcing[Value] = Resourcing(self._settings, self._path, type, None)
         return self._rows.setdefault(type, made)
+
+
+def _plain(value: Any) -> Any:
+    return None if value is None else msgspec.to_builtins(value)
 
 
 def _check(reason: str) -> None:

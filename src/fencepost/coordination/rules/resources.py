@@ -8,26 +8,47 @@ of the same version one is stored and the other reads again. The value is an obj
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
 import msgspec
+from msgspec import UNSET
 
 from fencepost.client import state
 from fencepost.client.effects import Call, Operation, Sleep
 from fencepost.client.errors import FencepostError, ResponseError
 from fencepost.client.operations import Producing
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.rules.entries import Entries, Entry, Move, make, new_move
-from fencepost.coordination.rules.ids import row_id
+from fencepost.coordination.rules.entries import (
+    Entries,
+    Entry,
+    Move,
+    Skipped,
+    instant,
+    make,
+    new_move,
+)
+from fencepost.coordination.rules.ids import escape, row_id
 
 T = TypeVar("T")
 
 OURS = frozenset(("epoch", "version", "override"))
 """Fields that a stored value has beside the user's."""
+THEIRS = frozenset(("adminOverride",))
+"""What the published patterns call `override`."""
 RETRIES = 5
 """How often an update is tried again after others were first."""
 PAUSE_SECONDS_MIN = 0.002
 PAUSE_SECONDS_MAX = 0.25
+
+
+class Override(msgspec.Struct, frozen=True, kw_only=True):
+    """That a row was written over the order of its versions."""
+
+    reason: str
+    by: str | None = None
+    skipped: Skipped | None = None
+    """What the override was raised over and could not read."""
 
 
 class Row(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -37,6 +58,10 @@ class Row(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     value: T
     epoch: int
     version: int
+    updated: datetime | None = None
+    """When the server stored it; None of a row that we wrote ourselves and did not read back."""
+    override: Override | None = None
+    """Of a row that an override wrote: by whom and why."""
 
 
 class Conflict(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -70,6 +95,21 @@ class UpdateContendedError(FencepostError):
     """Others were faster each time, and nothing of the update was stored. Try again later."""
 
 
+class RowUnreadableError(FencepostError):
+    """What stands under the row's producer id is no message about it, or was truncated.
+
+    Nothing was stored. `Overrides.correct` writes over it; `skipped` says where it stands and why
+    it cannot be read.
+    """
+
+    def __init__(self, row: str, skipped: Skipped) -> None:
+        super().__init__(
+            f"the newest message of {row} cannot be read ({skipped}):"
+            " Overrides.correct writes a value over it"
+        )
+        self.skipped = skipped
+
+
 class UpdateAbortedError(FencepostError):
     """The conflict handler gave up, and nothing of the update was stored."""
 
@@ -78,16 +118,54 @@ class UpdateAbortedError(FencepostError):
         self.conflict = conflict
 
 
+class Rows:
+    """The producer ids of the rows of one type, and the messages about them."""
+
+    def __init__(self, type: str) -> None:
+        self._type = type
+        self.ids = row_id(type, "*").removesuffix(escape("*")) + "*"
+
+    def id_of(self, key: str) -> str:
+        return row_id(self._type, key)
+
+    def goes_on(self, _change: state.Change, /) -> bool:
+        return False
+
+    def read(self, key: str, data: Any) -> state.Change | str:
+        """A State message about the row.
+
+        The published patterns also name a row by its whole id: `user:123`, of type `resource`.
+        """
+        try:
+            change = state.parse(data)
+        except state.StateMessageError as error:
+            return str(error)
+        if not isinstance(change, state.Change):
+            return "it is no change"
+        if (change.type, change.key) != (self._type, key) and change.key != f"{self._type}:{key}":
+            return f"it is about {change.type}/{change.key}"
+        value = {} if change.operation == "delete" and change.value is UNSET else change.value
+        if not isinstance(value, dict):
+            return "its value is no object"
+        return msgspec.structs.replace(change, type=self._type, key=key, value=value)
+
+
 class Resourcing(Generic[T]):
     """The rows of one type on one stream: what sync and async share."""
 
     def __init__(self, settings: ClientSettings, path: str, type: str, kind: type[T] | None):
+        taken = OURS & _fields(kind)
+        if taken:
+            raise FencepostError(
+                f"{_name(kind)} has the field {min(taken)}, which every stored row has for itself:"
+                " give it another name, or read `Row.epoch`, `Row.version` and `Row.override`"
+            )
         self.settings = settings
         self.path = path
         self._type = type
         self._kind = kind
-        self._hidden = OURS - _fields(kind)
-        self._entries = Entries(settings, path, self._id_of)
+        self._hidden = OURS | (THEIRS - _fields(kind))
+        self._entries = Entries(settings, path, Rows(type))
         self._pending: dict[str, Move] = {}
 
     # Reading
@@ -95,33 +173,61 @@ class Resourcing(Generic[T]):
     def refresh(self) -> Operation[None]:
         return self._entries.refresh()
 
-    def loaded(self) -> Operation[None]:
-        """See that the rows were read once; from then on only a lost race makes us read."""
-        if not self._entries.loaded:
+    def explain(self) -> Operation[None]:
+        """Find out where rows stand whose messages were truncated."""
+        return self._entries.explain_all()
+
+    def readable(self, key: str) -> Operation[None]:
+        """See that the rows were read once; from then on only a lost race makes us read.
+
+        A row that could not be read is looked at again: an override may have mended it.
+        """
+        if not self._entries.loaded or self.skipped(key) is not None:
             yield from self._entries.refresh()
 
-    def next(self) -> Operation[list[Row[T | None]]]:
+    def changes(self) -> Entries:
+        """The rows as far as they were read, for `next` to go on from."""
+        return self._entries.copy()
+
+    def next(self, changes: Entries) -> Operation[list[Row[T | None]]]:
         """The next rows that change; the value of a deleted one is None."""
-        entries = yield from self._entries.next()
-        return [
-            Row(key=e.change.key, value=self.value(e), epoch=e.epoch, version=e.version)
-            for e in entries
-        ]
+        entries = yield from changes.next()
+        for entry in entries:
+            self._entries.put(entry)
+        return [self._described(entry, self.value(entry)) for entry in entries]
 
     def get(self, key: str) -> Row[T] | None:
+        """The row as far as it was read."""
         entry = self.entry(key)
         return None if entry is None else self._row(entry)
 
     def rows(self) -> Iterator[Row[T]]:
-        rows = (self._row(entry) for entry in self._entries.of(self._type))
+        """Every row that can be read, as far as they were read."""
+        readable = (e for e in self._entries.all() if self.skipped(e.change.key) is None)
+        rows = (self._row(entry) for entry in readable)
         return (row for row in rows if row is not None)
 
     def entry(self, key: str) -> Entry | None:
-        """The newest message about a row, be it there or deleted."""
-        return self._entries.get(self._type, key)
+        """The newest message about a row, be it there or deleted; raises if it is not readable."""
+        skipped = self.skipped(key)
+        if skipped is not None:
+            raise RowUnreadableError(f"{self._type}/{key}", skipped)
+        return self._entries.get(key)
 
-    def entries(self) -> list[Entry]:
-        return list(self._entries.of(self._type))
+    def entries(self) -> dict[str, Entry]:
+        """Of every row the newest message that can be read."""
+        return {entry.change.key: entry for entry in self._entries.all()}
+
+    def place(self, key: str) -> tuple[int, int] | None:
+        """Where the producer id of a row stands."""
+        return self._entries.place(key)
+
+    def skipped(self, key: str) -> Skipped | None:
+        """What stands there and cannot be read."""
+        return self._entries.skipped(key)
+
+    def all_skipped(self) -> dict[str, Skipped]:
+        return self._entries.all_skipped()
 
     def value(self, entry: Entry | None) -> T | None:
         """The user's value; None when the row is not there."""
@@ -136,15 +242,23 @@ class Resourcing(Generic[T]):
         except msgspec.ValidationError as error:
             change = entry.change
             raise state.StateMessageError(
-                f"the value of {change.type}/{change.key} is no {self._kind.__name__}: {error}"
+                f"the value of {change.type}/{change.key} is no {_name(self._kind)}: {error}"
             ) from None
 
     def _row(self, entry: Entry) -> Row[T] | None:
         value = self.value(entry)
-        if value is None:
-            return None
-        key = entry.change.key
-        return Row(key=key, value=value, epoch=entry.epoch, version=entry.version)
+        return None if value is None else self._described(entry, value)
+
+    @staticmethod
+    def _described(entry: Entry, value: Any) -> Row[Any]:
+        return Row(
+            key=entry.change.key,
+            value=value,
+            epoch=entry.epoch,
+            version=entry.version,
+            updated=instant(entry.updated_ms) if entry.updated_ms else None,
+            override=_override(entry.value),
+        )
 
     # Writing
 
@@ -166,6 +280,7 @@ class Resourcing(Generic[T]):
         return row
 
     def delete(self, key: str, retries: int, on_conflict: OnConflict[T] | None) -> Operation[None]:
+        yield from self.readable(key)
         if self.get(key) is None:
             yield from self.refresh()
         if self.get(key) is not None:
@@ -179,7 +294,7 @@ class Resourcing(Generic[T]):
         on_conflict: OnConflict[T] | None,
     ) -> Operation[Entry]:
         """Read, change and write until no update came between; `mutate` gives None to delete."""
-        yield from self.loaded()
+        yield from self.readable(key)
         decided: Merge[T | None] | None = None
         for attempt in range(retries + 1):
             entry = self.entry(key)
@@ -190,6 +305,9 @@ class Resourcing(Generic[T]):
                 return move.entry
             yield from self._pause(attempt)
             yield from self.refresh()
+            if self.place(key) == (None if entry is None else entry.place):
+                yield from self._entries.explain(key)
+                self.entry(key)  # which raises, if no actor was faster and it cannot be read
             if on_conflict is not None:
                 decided = yield from self._ask(on_conflict, key, move, wanted)
         raise UpdateContendedError(f"{self._type}/{key}: others were faster {retries + 1} times")
@@ -204,29 +322,40 @@ class Resourcing(Generic[T]):
             self._entries.put(move.entry)
         return stored
 
-    def move(
-        self,
-        key: str,
-        value: T | None,
-        after: Entry | None,
-        *,
-        override: dict[str, str] | None = None,
+    def move(self, key: str, value: T | None, after: Entry | None) -> Move:
+        """The write that follows `after`."""
+        place = (0, 0) if after is None else (after.epoch, after.version + 1)
+        return self._made(key, value, place, self._is_gone(after), {})
+
+    def override(self, key: str, value: Any, *, by: str, reason: str) -> Move:
+        """The first write of a new epoch, over whatever stands there."""
+        place, skipped = self.place(key), self.skipped(key)
+        told: dict[str, Any] = {"by": by, "reason": reason}
+        if skipped is not None:
+            told["skipped"] = msgspec.to_builtins(skipped)
+        at = (0, 0) if place is None else (place[0] + 1, 0)
+        return self._made(key, value, at, self._is_gone(self._entries.get(key)), {"override": told})
+
+    @staticmethod
+    def _is_gone(entry: Entry | None) -> bool:
+        return entry is None or entry.change.operation == "delete"
+
+    def _made(
+        self, key: str, value: Any, place: tuple[int, int], gone: bool, more: dict[str, Any]
     ) -> Move:
-        """The write that follows `after`; as an override, the first one of a new epoch."""
-        epoch, version = (0, 0) if after is None else (after.epoch, after.version + 1)
-        if after is not None and override is not None:
-            epoch, version = after.epoch + 1, 0
         fields = {} if value is None else msgspec.to_builtins(value)
         if not isinstance(fields, dict):
             raise FencepostError(f"a resource is an object, not {type(value).__name__}")
-        if override is not None:
-            fields = fields | {"override": override}
-        producer = Producing(row_id(self._type, key), epoch, version)
-        gone = after is None or after.change.operation == "delete"
+        if taken := OURS & fields.keys():
+            raise FencepostError(
+                f"the value of {self._type}/{key} has the field {min(taken)}, which every stored"
+                " row has for itself: give it another name"
+            )
+        producer = Producing(row_id(self._type, key), *place)
         operation: Literal["insert", "update", "delete"] = "insert" if gone else "update"
         if value is None:
             operation = "delete"
-        return new_move(self.settings, producer, operation, self._type, key, fields)
+        return new_move(self.settings, producer, operation, self._type, key, fields | more)
 
     def put(self, move: Move) -> None:
         """A move was stored."""
@@ -269,10 +398,27 @@ class Resourcing(Generic[T]):
             raise FencepostError(f"a conflict handler answers with a Resolution, not {answer!r}")
         return answer
 
-    def _id_of(self, change: state.Change) -> str | None:
-        return row_id(change.type, change.key) if change.type == self._type else None
+
+def _override(value: dict[str, Any]) -> Override | None:
+    """What a value says about the override that wrote it, in our words or those of the patterns."""
+    for name in ("override", *THEIRS):
+        try:
+            return msgspec.convert(value.get(name), Override)
+        except msgspec.ValidationError:
+            continue
+    return None
+
+
+def _name(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
 
 
 def _fields(kind: type[Any] | None) -> frozenset[str]:
-    """The names that a user's type has itself; it sees our fields of the same names."""
-    return frozenset() if kind is None else frozenset(get_type_hints(kind))
+    """The names that the fields of a user's type have when they are stored."""
+    if kind is None:
+        return frozenset()
+    encoded = getattr(kind, "__struct_encode_fields__", None)
+    try:
+        return frozenset(get_type_hints(kind) if encoded is None else encoded)
+    except TypeError:
+        return frozenset()  # a type without fields of its own, such as dict[str, int]

@@ -3,20 +3,187 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
 
-from fencepost.client.errors import ConnectionFailedError, OutcomeUnknownError, UnavailableError
+import msgspec
+
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    FencepostError,
+    OutcomeUnknownError,
+    RateLimitedError,
+    UnavailableError,
+)
+from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.streams import Stream
-from fencepost.client.wires import wait
+from fencepost.client.wires import call, wait
+from fencepost.coordination.heartbeats import Heartbeats
+from fencepost.coordination.rules.checks import check_handler, check_stream, check_timeout
 from fencepost.coordination.rules.claims import (
     CLAIM_SECONDS,
+    POLL_SECONDS,
     RECLAIM_SECONDS,
-    Claim,
     Claiming,
+    ClaimLostError,
+    ClaimNotWonError,
+    Found,
+    Held,
     Kind,
+    Outcome,
     TaskState,
 )
+
+AWAY = (ConnectionFailedError, UnavailableError, OutcomeUnknownError)
+"""The server does not answer: wait, then try again."""
+
+
+class Claim:
+    """What came of an attempt to claim a task; true only if the task was won.
+
+    As a context manager it is the work on a task that was won: heartbeats go out in the background,
+    the end of the block completes the task, and an exception releases it. When the claim is lost
+    the block ends with `ClaimLostError`: a coroutine is cancelled at once, a thread can look at
+    `lost`. On a task that was not won the block raises `ClaimNotWonError` and does not begin.
+    """
+
+    def __init__(self, driver: Driver, core: Claiming, found: Held | Found, timeout: float) -> None:
+        self._driver = driver
+        self._core = core
+        self._found = found
+        self._timeout = timeout
+        self._moving = threading.Lock()
+        self._beats: Heartbeats | None = None
+        self._alive_ms = core.settings.clock.monotonic_ms()
+
+    def __bool__(self) -> bool:
+        return isinstance(self._found, Held)
+
+    def __repr__(self) -> str:
+        return f"<Claim {self.task!r}: {self.outcome}, owner {self.owner!r}>"
+
+    @property
+    def outcome(self) -> Outcome:
+        """`won`; or `held`, `completed`, `mine` (this actor won it before), `unreadable`."""
+        return "won" if isinstance(self._found, Held) else self._found.outcome
+
+    @property
+    def task(self) -> str:
+        return self._found.task
+
+    @property
+    def owner(self) -> str | None:
+        """Who holds the task, or has completed it."""
+        return self._found.owner
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when the other actor holds it, by the clock of the server."""
+        return None if isinstance(self._found, Held) else self._found.since
+
+    @property
+    def epoch(self) -> int:
+        return self.held.epoch
+
+    @property
+    def version(self) -> int:
+        return self.held.version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was won, and neither completed nor released by us since."""
+        return isinstance(self._found, Held) and self._found.status in ("claimed", "heartbeat")
+
+    @property
+    def lost(self) -> bool:
+        """Whether the heartbeats in the background found that another actor has the task."""
+        return self._beats is not None and self._beats.lost is not None
+
+    @property
+    def held(self) -> Held:
+        """Where our claim stands; raises `ClaimNotWonError` when we have none."""
+        if isinstance(self._found, Found):
+            raise ClaimNotWonError(self._found)
+        return self._found
+
+    def save(self) -> bytes:
+        """The claim for a process that comes back: `restore` goes on with it."""
+        return msgspec.json.encode(self.held)
+
+    def own(self) -> bool:
+        """Whether the task still is ours; one request, and nothing is read."""
+        with self._moving:
+            return bool(self) and self._driver.run(self._core.own(self.held))
+
+    def heartbeat(self) -> None:
+        """Say that we still work on it; raises `ClaimLostError` when it was taken over."""
+        with self._moving:
+            self._driver.run(self._core.heartbeat(self.held))
+        self._alive_ms = self._core.settings.clock.monotonic_ms()
+
+    def release(self) -> None:
+        """Give the task back for anyone to claim; raises `ClaimLostError` when it was taken."""
+        with self._moving:
+            self._driver.run(self._core.release(self.held))
+
+    def complete(self, result: Any = None) -> None:
+        """The task is done, for good, with a JSON value that `TaskState.result` shows.
+
+        Raises `ClaimLostError` when it was taken over.
+        """
+        with self._moving:
+            self._driver.run(self._core.complete(self.held, result))
+
+    def __enter__(self) -> Self:
+        held = self.held
+        if not self.is_open:
+            raise ClaimLostError(f"the claim of {held.task} has ended: it is {held.status}")
+        self._beats = Heartbeats(self._beat, self._timeout / 3)
+        self._beats.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._beats is not None
+        lost = self._beats.stop()
+        if lost is not None:
+            raise lost from error
+        if self.is_open and error is None:
+            self.complete()
+        elif self.is_open:
+            # The task is free again at once, if the server hears of it; else after the timeout.
+            with contextlib.suppress(FencepostError):
+                self.release()
+
+    def _beat(self) -> None:
+        """One heartbeat in the background; a server that is away is waited for, up to a point."""
+        if not self.is_open:
+            return
+        clock = self._core.settings.clock
+        try:
+            self.heartbeat()
+        except (*AWAY, RateLimitedError) as error:
+            silent_ms = clock.monotonic_ms() - self._alive_ms
+            if silent_ms < self._timeout * 1000:
+                return
+            raise ClaimLostError(
+                f"no heartbeat of {self.task} was acknowledged for {silent_ms / 1000:.0f} s:"
+                " another actor may have it"
+            ) from error
+        except ClaimLostError:
+            if self.is_open:  # else the block ended the claim while this heartbeat waited
+                raise
+
+
+Handler = Callable[[Claim], Any] | Callable[[Claim], Awaitable[Any]]
 
 
 class TaskClaims:
@@ -26,35 +193,139 @@ class TaskClaims:
         stream: The JSON stream that all actors share.
         owner: Who we are, for others to read; what proves a claim is its nonce, not this name.
         kind: `task`, or `tool` for the calls of a `ToolExecutor`.
+        timeout: Seconds after which a silent holder counts as dead. Blocks over a claim, and
+            `work`, send a heartbeat every third of it.
     """
 
-    def __init__(self, stream: Stream, owner: str, *, kind: Kind = "task") -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        owner: str,
+        *,
+        kind: Kind = "task",
+        timeout: float = CLAIM_SECONDS,
+    ) -> None:
+        check_stream(stream, Stream)
+        check_timeout(timeout)
         self._driver = stream._driver
         self._core = Claiming(stream._driver.settings, stream.path, owner, kind)
+        self._timeout = timeout
 
-    def claim(self, task: str) -> Claim | None:
-        """The task as a claim of ours; None when another holds it or it is completed."""
-        return self._driver.run(self._core.claim(task))
+    def offer(self, task: str) -> bool:
+        """Make a task known, for actors that look for one; False when it was known before."""
+        return self._driver.run(self._core.offer(task))
 
-    def claim_with_timeout(self, task: str, timeout: float = CLAIM_SECONDS) -> Claim | None:
-        """The same, and a claim whose holder was silent for `timeout` seconds is taken over."""
-        return self._driver.run(self._core.claim_with_timeout(task, timeout))
+    def claim(self, task: str) -> Claim:
+        """The task, if it was free; else a claim that is not true and says what was found."""
+        return self._claim(self._driver.run(self._core.claim(task)))
+
+    def claim_with_timeout(self, task: str, timeout: float | None = None) -> Claim:
+        """The same, and a claim whose holder was silent for `timeout` seconds is taken over.
+
+        A server with authorization has a time of its own (`stale_after_s`). Before it is over a
+        shorter `timeout` raises `EpochGuardedError`.
+        """
+        chosen = self._timeout if timeout is None else timeout
+        return self._claim(self._driver.run(self._core.claim_with_timeout(task, chosen)))
+
+    def restore(self, saved: bytes) -> Claim:
+        """A claim that `save` gave, perhaps in another process; `own` proves it."""
+        return self._claim(msgspec.json.decode(saved, type=Held))
 
     def own(self, claim: Claim) -> bool:
         """Whether the task still is ours; one request, and nothing is read."""
-        return self._driver.run(self._core.own(claim))
+        return claim.own()
 
     def heartbeat(self, claim: Claim) -> None:
         """Say that we still work on it; raises `ClaimLostError` when it was taken over."""
-        self._driver.run(self._core.heartbeat(claim))
+        claim.heartbeat()
 
     def release(self, claim: Claim) -> None:
         """Give the task back for anyone to claim; raises `ClaimLostError` when it was taken."""
-        self._driver.run(self._core.release(claim))
+        claim.release()
 
-    def complete(self, claim: Claim) -> None:
+    def complete(self, claim: Claim, result: Any = None) -> None:
         """The task is done, for good; raises `ClaimLostError` when it was taken over."""
-        self._driver.run(self._core.complete(claim))
+        claim.complete(result)
+
+    def work(
+        self,
+        handler: Handler,
+        *,
+        stop: threading.Event | None = None,
+        poll: float = POLL_SECONDS,
+        on_error: Callable[[Claim, Exception], Any] | None = None,
+    ) -> None:
+        """Claim free and stale tasks and carry them out, one at a time, until `stop` is set.
+
+        `handler` gets the claim. What it returns completes the task, as its result, unless it ended
+        the claim itself. Heartbeats go out in the background. When the claim is lost meanwhile the
+        handler is cancelled (in a thread it can look at `lost`) and the next task is taken. When it
+        raises, the task is released, and `on_error` is told; without `on_error` the exception
+        passes through. With nothing to do it looks again every `poll` seconds, and waits for a
+        server that is away.
+        """
+        check_handler(handler)
+        stopping = threading.Event() if stop is None else stop
+        while not stopping.is_set():
+            done = 0
+            for task in self._workable():
+                if stopping.is_set():
+                    return
+                done += self._work_on(task, handler, on_error)
+            if not done:
+                wait(stopping, poll)
+
+    def _workable(self) -> list[TaskState]:
+        try:
+            return self._driver.run(self._core.workable(self._timeout))
+        except AWAY:
+            return []
+
+    def _work_on(
+        self,
+        task: TaskState,
+        handler: Handler,
+        on_error: Callable[[Claim, Exception], Any] | None,
+    ) -> bool:
+        """Whether a task was claimed and carried out."""
+        try:
+            claim = self.claim_with_timeout(task.task)
+        except AWAY:
+            return False
+        if not claim:
+            return False
+        try:
+            with claim:
+                result = call(lambda: handler(claim))
+                if claim.is_open:
+                    claim.complete(result)
+        except ClaimLostError:
+            return False
+        except Exception as error:
+            if on_error is None:
+                raise
+            told = error
+            call(lambda: on_error(claim, told))
+            return False
+        return True
+
+    def follow(self) -> Iterator[TaskState]:
+        """The tasks that are free now, then those that become free, as it happens."""
+        core = self._core.beside()
+        for free in self._driver.run(core.available()):
+            yield free
+        while True:
+            for free in self._driver.run(core.freed()):
+                yield free
+
+    def available(self) -> list[TaskState]:
+        """The tasks that anyone may claim now."""
+        return self._driver.run(self._core.available())
+
+    def known(self, task: str) -> TaskState | None:
+        """Where a task was when the stream was last read; asks nothing."""
+        return self._core.known(task)
 
     def get(self, task: str) -> TaskState | None:
         """Where a task is now; None when it was never claimed."""
@@ -87,8 +358,11 @@ class TaskClaims:
         while not stop.is_set():
             try:
                 reclaimed = self.reclaim_stale(timeout)
-            except (ConnectionFailedError, UnavailableError, OutcomeUnknownError):
+            except AWAY:
                 reclaimed = []  # whatever is stale now will be stale in the next round
             if reclaimed and on_reclaimed is not None:
                 on_reclaimed(reclaimed)
             wait(stop, every)
+
+    def _claim(self, found: Held | Found) -> Claim:
+        return Claim(self._driver, self._core, found, self._timeout)

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fencepost.client.errors import FencepostError
 from fencepost.client.sync.streams import Stream
+from fencepost.coordination.rules.checks import check_handler, check_stream
 from fencepost.coordination.rules.claims import CLAIM_SECONDS
 from fencepost.coordination.rules.executors import POLL_SECONDS, Executing, Handler, ToolCall
 
@@ -31,6 +34,9 @@ class ToolExecutor:
         *,
         timeout: float = CLAIM_SECONDS,
     ) -> None:
+        for stream in (session, coordination):
+            check_stream(stream, Stream)
+        check_handler(handler)
         if session._driver is not coordination._driver:
             raise FencepostError(
                 "the session and the coordination stream must come from one client:"
@@ -39,6 +45,14 @@ class ToolExecutor:
         self._driver = session._driver
         settings, paths = session._driver.settings, (session.path, coordination.path)
         self._core = Executing(settings, *paths, owner, handler, timeout)
+
+    @property
+    def refused(self) -> list[dict[str, Any]]:
+        """The tool calls that cannot be carried out, because their `id` is no text.
+
+        Each is also a warning in the log `fencepost.coordination`.
+        """
+        return list(self._core.refused)
 
     def step(self) -> int:
         """Carry out the calls of the session that no other executor has; how many got a result."""

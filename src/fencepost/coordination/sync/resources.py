@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
 from fencepost.client.sync.streams import Stream
+from fencepost.coordination.rules.checks import check_stream
 from fencepost.coordination.rules.resources import RETRIES, OnConflict, Resourcing, Row
 
 T = TypeVar("T")
@@ -19,7 +20,8 @@ class Resources(Generic[T]):
         stream: The JSON stream that all actors share.
         type: What the rows are called in their messages.
         kind: What values are: a msgspec Struct, a dataclass, or anything else that msgspec converts
-            an object to. Without it they are dicts.
+            an object to. Without it they are dicts. Neither has a field `epoch`, `version` or
+            `override`: `Row` has them.
     """
 
     @overload
@@ -29,17 +31,25 @@ class Resources(Generic[T]):
     def __init__(self, stream: Stream, type: str, kind: type[T]) -> None: ...
 
     def __init__(self, stream: Stream, type: str, kind: type[T] | None = None) -> None:
+        check_stream(stream, Stream)
         self._driver = stream._driver
         self._core = Resourcing(stream._driver.settings, stream.path, type, kind)
 
     def get(self, key: str) -> Row[T] | None:
-        """The row as far as it was read; None when there is none. `refresh` reads what is new."""
-        self._driver.run(self._core.loaded())
+        """The row as it is now; None when there is none.
+
+        Raises `RowUnreadableError` when what stands there is no message about the row.
+        """
+        self._driver.run(self._core.refresh())
+        return self._core.get(key)
+
+    def known(self, key: str) -> Row[T] | None:
+        """The row as it was when the stream was last read; asks nothing."""
         return self._core.get(key)
 
     def rows(self) -> Iterator[Row[T]]:
-        """Every row, as far as they were read."""
-        self._driver.run(self._core.loaded())
+        """Every row as it is now; those that cannot be read are left out."""
+        self._driver.run(self._core.refresh())
         return self._core.rows()
 
     def refresh(self) -> None:
@@ -48,8 +58,9 @@ class Resources(Generic[T]):
 
     def follow(self) -> Iterator[Row[T | None]]:
         """Every change from here on, once the rows have it; the value of a deleted row is None."""
+        changes = self._core.changes()
         while True:
-            yield from self._driver.run(self._core.next())
+            yield from self._driver.run(self._core.next(changes))
 
     def update(
         self,
