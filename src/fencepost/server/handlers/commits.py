@@ -12,7 +12,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -58,7 +58,7 @@ from fencepost.protocol.writers import (
 )
 from fencepost.server import access
 from fencepost.server.handlers import parsing, rendering, writers
-from fencepost.server.handlers.parsing import RefusedError, bad, rfc3339
+from fencepost.server.handlers.parsing import RefusedError, bad, decoded, rfc3339
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
 from fencepost.store.contract import (
@@ -73,7 +73,7 @@ from fencepost.store.contract import (
     Upload,
 )
 
-T = TypeVar("T")
+_NOT_A_COMMIT = ("commit_invalid", "is not a commit")
 Respond = Callable[[Response], None]
 
 
@@ -150,7 +150,7 @@ class Commits:
 
     async def _commit_large(self, request: Request) -> Response:
         _check_headers(request)
-        body: _RawBody = _decoded(_RAW_DECODER, request.body)
+        body: _RawBody = decoded(_RAW_DECODER, request.body, *_NOT_A_COMMIT)
         self._check_counts(len(body.appends), body.writer is not None)
         may_read = access.may_read(request.principal)
         items: list[CommitItem] = []
@@ -176,7 +176,7 @@ class Commits:
 
     def _large_item(self, raw: msgspec.Raw, index: int, request: Request) -> CommitItem:
         try:
-            return self._item(_decoded(_ITEM_DECODER, raw), request)
+            return self._item(decoded(_ITEM_DECODER, raw, *_NOT_A_COMMIT), request)
         except RefusedError as error:
             error.response = at_item(error.response, index)
             raise
@@ -197,7 +197,7 @@ class Commits:
         self._store.unstage(part, lambda outcome: answer(unstaged(outcome)))
 
     def _parse(self, request: Request) -> Commit:
-        body: _Body = _decoded(_DECODER, request.body)
+        body: _Body = decoded(_DECODER, request.body, *_NOT_A_COMMIT)
         self._check_counts(len(body.appends), body.writer is not None)
         self._check_parts(sum(len(item.parts) for item in body.appends))
         items = []
@@ -356,17 +356,6 @@ def _check_headers(request: Request) -> None:
         parsing.refuse_repeated(request)
     # What an append of a commit says stands in the body; the key is that of the whole.
     parsing.refuse_headers_of_appends(request, "a commit", but=b"idempotency-key")
-
-
-def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.DecodeError as error:
-        raise bad("commit_invalid", f"the body is not a commit: {error}") from None
-    except UnicodeDecodeError:
-        raise bad("commit_invalid", "the body is not UTF-8") from None
-    except RecursionError:
-        raise bad("commit_invalid", "the body is nested too deeply") from None
 
 
 def _resolve(future: asyncio.Future[Any], outcome: object) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
 
 from fencepost.http.messages import Request, Response
 from fencepost.http.problems import problem
@@ -31,6 +33,8 @@ from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.retention import KEEP_ALL, Retention
 from fencepost.protocol.streams import JSON, Lifetime, media_type
+
+T = TypeVar("T")
 
 STREAM_ROOT = b"/v1/stream/"
 RESERVED = "__ds"
@@ -99,6 +103,18 @@ class RefusedError(Exception):
 def bad(code: str, detail: str) -> RefusedError:
     """A 400: the request itself is wrong, whatever the state of the stream."""
     return RefusedError(400, code, "Bad request", detail)
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, code: str, what: str) -> T:
+    """A JSON body, or a refusal with `code`; `what` says what is wrong with other JSON."""
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise bad(code, f"the body {what}: {error}") from None
+    except UnicodeDecodeError:
+        raise bad(code, "the body is not UTF-8") from None
+    except RecursionError:
+        raise bad(code, "the body is nested too deeply") from None
 
 
 def stream_path(raw: bytes, limits: Limits) -> str:

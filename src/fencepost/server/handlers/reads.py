@@ -84,7 +84,7 @@ class Reads:
         """What there is to know about a stream without reading it. Does not count as a use."""
         info = await self._store.look(path, touch=False)
         if not isinstance(info, StreamInfo):
-            return _not_there(path, info)
+            return rendering.not_there(path, info)
         headers = [
             (b"Content-Type", info.content_type.encode()),
             next_offset(info.tail),
@@ -112,7 +112,7 @@ class Reads:
         news = self._tails.news
         info = await self._store.look(path, touch=True)
         if not isinstance(info, StreamInfo):
-            return _not_there(path, info)
+            return rendering.not_there(path, info)
         if isinstance(offset, Offset):
             after = offset
         else:
@@ -170,7 +170,7 @@ class Reads:
                 tail.look()
                 latest = await self._latest(info)
                 if not isinstance(latest, StreamInfo):
-                    return _not_there(info.path, latest)
+                    return rendering.not_there(info.path, latest)
                 info = latest
         if after == info.tail:
             headers = self._chunk_headers(Chunk(info, after, after, b""))
@@ -339,13 +339,3 @@ def _offset_of(query: dict[str, str], *, required: bool) -> Offset | str:
     if parsed is None:
         raise bad("offset_invalid", f"offset={text!r} is not an offset that this server gave out")
     return parsed
-
-
-def _not_there(path: str, outcome: Missing | SoftDeleted | Failed | Unknown) -> Response:
-    match outcome:
-        case Missing():
-            return rendering.missing(path)
-        case SoftDeleted():
-            return rendering.soft_deleted(path)
-        case Failed() | Unknown():
-            return rendering.failed(outcome)

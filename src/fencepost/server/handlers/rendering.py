@@ -99,6 +99,17 @@ def soft_deleted(path: str) -> Response:
     return refused(410, "stream_deleted", "Stream deleted", detail)
 
 
+def not_there(path: str, outcome: Missing | SoftDeleted | Failed | Unknown) -> Response:
+    """There is no stream to answer for, or the store could not look."""
+    match outcome:
+        case Missing():
+            return missing(path)
+        case SoftDeleted():
+            return soft_deleted(path)
+        case Failed() | Unknown():
+            return failed(outcome)
+
+
 def failed(outcome: Failed | Unknown) -> Response:
     """The store could not do it; what to do next is in the detail."""
     if isinstance(outcome, Unknown):
@@ -135,12 +146,8 @@ def appended(
             return _replayed(original)
         case AlreadyClosed(tail):
             return _plain(204, next_offset(tail), _version(tail), _CLOSED)
-        case Missing():
-            return missing(path)
-        case SoftDeleted():
-            return soft_deleted(path)
-        case Failed() | Unknown():
-            return failed(outcome)
+        case Missing() | SoftDeleted() | Failed() | Unknown():
+            return not_there(path, outcome)
         case KeyReused() | KeyDisagrees() | OtherContent() | ProducerMoved() | TailMoved():
             return _unmet(outcome)
         case NotHolder() | EpochGuarded() | TooFast():

@@ -97,12 +97,8 @@ def _deleted(path: str, outcome: Deleted | Missing | SoftDeleted | Failed | Unkn
     match outcome:
         case Deleted():
             return Response(204, list(BROWSER))
-        case Missing():
-            return rendering.missing(path)
-        case SoftDeleted():
-            return rendering.soft_deleted(path)
-        case Failed() | Unknown():
-            return rendering.failed(outcome)
+        case Missing() | SoftDeleted() | Failed() | Unknown():
+            return rendering.not_there(path, outcome)
 
 
 # POST ?truncate&before=<offset>: dropping the beginning of a stream
@@ -144,9 +140,5 @@ def _truncated(
         case BadOffset():
             detail = f"no message of {path!r} ends at that offset: nothing was truncated"
             return refused(400, "offset_invalid", "Bad offset", detail)
-        case Missing():
-            return rendering.missing(path)
-        case SoftDeleted():
-            return rendering.soft_deleted(path)
-        case Failed() | Unknown():
-            return rendering.failed(outcome)
+        case Missing() | SoftDeleted() | Failed() | Unknown():
+            return rendering.not_there(path, outcome)

@@ -33,7 +33,7 @@ from fencepost.protocol.writers import (
 from fencepost.server import access
 from fencepost.server.handlers import parsing, rendering
 from fencepost.server.handlers.lists import name_after
-from fencepost.server.handlers.parsing import bad
+from fencepost.server.handlers.parsing import bad, decoded
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK, refused
 from fencepost.server.settings import ServerSettings
@@ -112,14 +112,7 @@ class Writers:
     async def open(self, request: Request, raw: bytes) -> Answer:
         access.writing_allowed(request)
         name = self._name(raw)
-        try:
-            body = _OPEN.decode(request.body)
-        except msgspec.DecodeError as error:
-            raise bad("writer_invalid", f"the body opens no writer: {error}") from None
-        except UnicodeDecodeError:
-            raise bad("writer_invalid", "the body is not UTF-8") from None
-        except RecursionError:
-            raise bad("writer_invalid", "the body is nested too deeply") from None
+        body = decoded(_OPEN, request.body, "writer_invalid", "opens no writer")
         if body.after is not None and not 0 <= body.after <= parsing.INTEGER_MAX:
             raise bad("writer_invalid", "after is an epoch: an integer from 0 to 2^53-1")
         opening = WriterOpen(
