@@ -13,6 +13,7 @@ Value = str | Callable[[], str] | Callable[[], Awaitable[str]]
 """A header or parameter: a text, or something that gives one for each request."""
 
 JSON = "application/json"
+DELAY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +37,15 @@ class Retries:
     attempts_max: int = 12
     seconds_max: float = 60.0
     """After this much time no further attempt begins."""
-    delay_seconds_min: float = 0.05
+    delay_seconds_min: float = DELAY_SECONDS
+    """The bound of the first delay; by default not more than `delay_seconds_max`."""
     delay_seconds_max: float = 5.0
 
     def __post_init__(self) -> None:
         require(self.attempts_max >= 1, "attempts_max is at least 1: the first attempt counts")
         require(self.seconds_max >= 0, "seconds_max is not negative")
+        if self.delay_seconds_min == DELAY_SECONDS > self.delay_seconds_max >= 0:
+            object.__setattr__(self, "delay_seconds_min", self.delay_seconds_max)
         require(
             0 <= self.delay_seconds_min <= self.delay_seconds_max,
             "delay_seconds_min is not negative, and delay_seconds_max not less than it",

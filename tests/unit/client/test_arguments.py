@@ -48,6 +48,10 @@ def test_it_is_refused_with_the_rule(
     assert isinstance(refused.value, ValueError)
 
 
+def test_a_small_greatest_delay_makes_the_first_delay_smaller_too() -> None:
+    assert Retries(delay_seconds_max=0.01).delay_seconds_min == 0.01
+
+
 APPENDS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"key": ""},
     "if_match": {"if_match": ""},
