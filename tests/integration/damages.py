@@ -418,6 +418,146 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "subscription_unreadable",
         ["UPDATE subscriptions SET config = '{'"],
     ),
+    "a target of no group": (
+        "lease_without_group",
+        ["UPDATE leases SET group_id = 4711 WHERE target = 'orders/idle'"],
+    ),
+    "a parked event of no group": (
+        "lease_without_group",
+        ["UPDATE parked SET group_id = 4711"],
+    ),
+    "a target that is past the end of the log": (
+        "lease_position_wrong",
+        [
+            "UPDATE leases SET at_position = (SELECT next_position FROM counters)"
+            " WHERE target = 'orders/idle'"
+        ],
+    ),
+    "work beyond what was correlated": (
+        "lease_position_wrong",
+        ["UPDATE leases SET work_to = 1000000 WHERE target = 'orders/held'"],
+    ),
+    "a claim that would begin behind the work": (
+        "lease_position_wrong",
+        ["UPDATE leases SET waits_from = work_to + 1 WHERE target = 'orders/held'"],
+    ),
+    "a failure that is long past": (
+        "lease_position_wrong",
+        ["UPDATE leases SET failed = at_position WHERE target = 'orders/blocked'"],
+    ),
+    "a worker without the end of its lease": (
+        "lease_wrong",
+        ["UPDATE leases SET lease_until_ms = 0 WHERE target = 'orders/held'"],
+    ),
+    "the end of a lease without a worker": (
+        "lease_wrong",
+        ["UPDATE leases SET lease_until_ms = 1 WHERE target = 'orders/idle'"],
+    ),
+    "a lease whose number begins again": (
+        "lease_wrong",
+        ["UPDATE leases SET token = 0 WHERE target = 'orders/held'"],
+    ),
+    "fewer retries than none": (
+        "lease_wrong",
+        ["UPDATE leases SET retry = -1 WHERE target = 'orders/held'"],
+    ),
+    "a blocked target with a worker": (
+        "blocked_wrong",
+        ["UPDATE leases SET worker = 'ann', lease_until_ms = 1 WHERE target = 'orders/blocked'"],
+    ),
+    "a blocked target without a reason": (
+        "blocked_wrong",
+        ["UPDATE leases SET error = NULL WHERE target = 'orders/blocked'"],
+    ),
+    "a target that no claim would find": (
+        "lease_state_wrong",
+        ["UPDATE leases SET state = 0 WHERE target = 'orders/held'"],
+    ),
+    "a target that claims would find too late": (
+        "lease_state_wrong",
+        ["UPDATE leases SET due_ms = due_ms + 1 WHERE target = 'orders/held'"],
+    ),
+    "a lane that the group does not know": (
+        "lane_unknown",
+        ["UPDATE groups SET lanes = '[]' WHERE name = 'billing'"],
+    ),
+    "a replay of nothing": (
+        "replaying_wrong",
+        ["UPDATE leases SET replaying = 1 WHERE target = 'orders/idle'"],
+    ),
+    "a replay that the target does not wait for": (
+        "replaying_wrong",
+        ["UPDATE parked SET replaying = FALSE WHERE replaying"],
+    ),
+    "a parked event without its target": (
+        "parked_without_target",
+        ["UPDATE parked SET target = 'orders/other' WHERE target = 'orders/parked'"],
+    ),
+    "a replayed message without its target": (
+        "parked_without_target",
+        ["DELETE FROM leases WHERE target = (SELECT target FROM parked WHERE replaying)"],
+    ),
+    "a parked event past the end of the log": (
+        "parked_wrong",
+        ["UPDATE parked SET position = 1000000 WHERE target = 'orders/parked'"],
+    ),
+    "a parked event of another stream": (
+        "parked_wrong",
+        ["UPDATE parked SET source = 'orders/other' WHERE target = 'orders/parked'"],
+    ),
+    "fewer attempts than none": (
+        "parked_wrong",
+        ["UPDATE parked SET attempts = -1 WHERE target = 'orders/parked'"],
+    ),
+    "a wrong number of targets": (
+        "group_count_wrong",
+        ["UPDATE groups SET targets_count = targets_count + 1 WHERE name = 'billing'"],
+    ),
+    "a wrong number of parked events": (
+        "group_count_wrong",
+        ["UPDATE groups SET parked_count = 0 WHERE name = 'billing'"],
+    ),
+    "a lane that comes twice": (
+        "group_count_wrong",
+        ["UPDATE groups SET lanes = '[\"default\",\"default\"]' WHERE name = 'billing'"],
+    ),
+    "targets that are known before there are events": (
+        "watermark_wrong",
+        ["UPDATE groups SET watermark = 1000000 WHERE name = 'billing'"],
+    ),
+    "a group that begins behind its watermark": (
+        "watermark_wrong",
+        ["UPDATE groups SET start_position = watermark + 1 WHERE name = 'billing'"],
+    ),
+    "a group that cannot be read": (
+        "group_unreadable",
+        ["UPDATE groups SET settings = '{' WHERE name = 'billing'"],
+    ),
+    "two groups of one name": (
+        "group_taken_twice",
+        [
+            "DROP INDEX groups_by_name",
+            "UPDATE groups SET name = 'billing' WHERE name = 'queue'",
+        ],
+    ),
+    "a group whose number would be given out again": (
+        "counter_behind",
+        [
+            "UPDATE groups SET id = 1000000 WHERE name = 'billing'",
+        ],
+    ),
+    "a group from the future": (
+        "group_time_wrong",
+        ["UPDATE groups SET created_ms = created_ms + 10000000000 WHERE name = 'billing'"],
+    ),
+    "a target that was changed in the future": (
+        "group_time_wrong",
+        ["UPDATE leases SET updated_ms = 10000000000000 WHERE target = 'orders/held'"],
+    ),
+    "an event that was parked in the future": (
+        "group_time_wrong",
+        ["UPDATE parked SET parked_ms = 10000000000000 WHERE target = 'orders/parked'"],
+    ),
 }
 
 PLANTED_IN_A_FILE: dict[str, tuple[str, list[str]]] = {

@@ -12,6 +12,7 @@ from fencepost.protocol.appends import Append, Conditions
 from fencepost.protocol.batches import digest
 from fencepost.protocol.commits import Commit, CommitItem, Committed, Part
 from fencepost.protocol.creates import Create, Created
+from fencepost.protocol.leases import Correlated, message_target
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Retention
 from fencepost.protocol.streams import Lifetime
@@ -19,11 +20,13 @@ from fencepost.protocol.subscriptions import Config, Link, Subscription
 from fencepost.protocol.writers import WriterBatch, WriterOpen
 from fencepost.store import records
 from fencepost.store.contract import Staged, Upload
+from fencepost.store.group_contract import DeleteGroup, RenewLeases
 from fencepost.store.maintain.jobs import Upkeep
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.write.decider import Decider
 from fencepost.testing.clock import SimClock
+from tests.contract import grouping
 from tests.contract.subject import PostgresEngine, SqliteEngine, Subject, answered, append, batch_of
 
 JSON = "application/json"
@@ -54,6 +57,7 @@ async def _fill(subject: Subject) -> None:
     await _forks(subject)
     await _commits(subject)
     await _writers(subject)
+    await _groups(subject)
     await _subscriptions(subject)
     await subject.close()
 
@@ -102,6 +106,28 @@ async def _writers(subject: Subject) -> None:
     batch = WriterBatch("busy", "q", 1, 0, "digest")
     done = await answered(subject.ask(subject.store.commit, Commit((), writer=batch)))
     assert isinstance(done, Committed)
+
+
+async def _groups(subject: Subject) -> None:
+    """Targets in every state, a parked event, a replayed message, and a deleted group."""
+    paths = [f"orders/{state}" for state in ("idle", "held", "blocked", "parked", "waiting")]
+    group = await grouping.with_work(subject, *paths, retries_max=0)
+    rows = {row.target: row for row in await grouping.claimed(subject, group)}
+    assert await grouping.acked(subject, group, rows["orders/idle"]) == "acked"
+    assert await grouping.failed(subject, group, rows["orders/blocked"]) == "blocked"
+    assert await grouping.failed(subject, group, rows["orders/parked"], park=True) == "parked"
+    release = RenewLeases(group.name, [grouping.ref(group, rows["orders/waiting"])], None)
+    await grouping.ask(subject, release)
+    queue = await grouping.made(subject, "queue", targets="message")
+    [position] = await grouping.with_events(subject, "orders/queue")
+    message = message_target("orders/queue", position)
+    found = Correlated(message, "orders/queue", position)
+    queue = await grouping.correlate(subject, queue, found, until=position)
+    [row] = await grouping.claimed(subject, queue)
+    assert await grouping.failed(subject, queue, row, park=True) == "parked"
+    await grouping.ask(subject, grouping.parking(queue, (message, position), replay=True))
+    await grouping.made(subject, "gone")
+    await grouping.ask(subject, DeleteGroup("gone"))
 
 
 async def _commits(subject: Subject) -> None:

@@ -326,6 +326,23 @@ def test_a_restored_folder_serves_what_was_backed_up(copy: Path, tmp_path: Path)
     assert check(folder).is_clean
 
 
+@pytest.mark.parametrize("table", ["groups", "leases", "parked"])
+def test_a_restored_folder_has_the_groups_that_were_backed_up(
+    copy: Path, tmp_path: Path, table: str
+) -> None:
+    assert run("restore", copy, "--data", tmp_path / "restored").returncode == 0
+
+    restored = _rows(tmp_path / "restored" / FILE, table)
+
+    assert restored
+    assert restored == _rows(tmp_path / "original" / FILE, table)
+
+
+def _rows(file: Path, table: str) -> list[tuple[object, ...]]:
+    with open_to_read(file) as connection:
+        return list(connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
+
+
 def test_the_folder_is_that_of_the_servers_settings(copy: Path, tmp_path: Path) -> None:
     config = tmp_path / "fencepost.toml"
     config.write_text(f'[store]\nfolder = "{tmp_path / "data"}"\n')

@@ -59,3 +59,25 @@ SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORD
 
 -- name: large_commits
 SELECT first, last, state FROM large_commits ORDER BY first
+
+-- name: groups
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count,
+       lanes, state
+FROM groups ORDER BY id
+
+-- name: leases
+-- Every target, with how many of its parked events are being replayed.
+SELECT l.group_id, l.target, l.source, l.lane, l.priority, l.at_position, l.work_to, l.waits_from,
+       l.token, l.worker, l.lease_until_ms, l.retry, l.lost, l.blocked, l.error, l.failed,
+       l.deferred_until_ms, l.replaying, l.updated_ms, l.state, l.due_ms, COALESCE(p.events, 0)
+FROM leases l LEFT JOIN (
+    SELECT group_id, target, count(*) AS events FROM parked WHERE replaying GROUP BY group_id, target
+) AS p ON p.group_id = l.group_id AND p.target = l.target
+ORDER BY l.group_id, l.target
+
+-- name: parked_events
+-- Every parked event, with the row of its target.
+SELECT p.group_id, p.target, p.position, p.source, p.attempts, p.parked_ms, p.replaying, l.source,
+       l.work_to
+FROM parked p LEFT JOIN leases l ON l.group_id = p.group_id AND l.target = p.target
+ORDER BY p.group_id, p.target, p.position

@@ -22,6 +22,7 @@ from fencepost.protocol.batches import message_lengths
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
+from fencepost.store.check.groups import GroupCheck
 from fencepost.store.check.report import Progress, Report, Rows, StreamState
 from fencepost.store.check.rows import ProducerCheck, RowCheck, json_wrong, lengths_wrong
 from fencepost.store.large.slices import CERTAIN, REDONE, UNDECIDED, Slice, decode_slice
@@ -52,7 +53,10 @@ class Checker:
         [(total,)] = self._rows("log_count")
         walk = RowCheck(self._report, self._streams, self._purged, self._progress)
         walk.run(self._rows("log"), total)
-        self._check_counters(walk)
+        groups = GroupCheck(self._report, self._rows, self._counters[0], self._counters[2])
+        if "groups" in self._tables:
+            groups.run()
+        self._check_counters(walk, groups.newest)
         self._check_purges()
         self._check_retention()
         self._check_forks()
@@ -120,16 +124,16 @@ class Checker:
         elif deadline_ms != expires_at_ms:
             add("deadline_wrong", stream.name, f"{deadline_ms}, it expires at {expires_at_ms}")
 
-    def _check_counters(self, walk: RowCheck) -> None:
+    def _check_counters(self, walk: RowCheck, newest_group: int) -> None:
         next_position, next_stream, last_ms = self._counters
         if next_position < walk.end:
             self._report.add(
                 "counter_behind", "next_position", f"{next_position}, the log ends at {walk.end}"
             )
-        newest = max([*self._streams, *self._purged], default=0)
+        newest = max([*self._streams, *self._purged, newest_group])
         if next_stream <= newest:
             self._report.add(
-                "counter_behind", "next_stream", f"{next_stream}, and stream {newest} exists"
+                "counter_behind", "next_stream", f"{next_stream}, and number {newest} was used"
             )
         if last_ms < walk.last_ms:
             self._report.add(
