@@ -64,7 +64,8 @@ house *ARGS:
 lock:
     {{ compile }} --upgrade pyproject.toml --group dev --output-file requirements-dev.lock
     {{ compile }} pyproject.toml --group build --constraint requirements-dev.lock --output-file requirements.lock
-    {{ compile }} pyproject.toml --extra spark --group build --constraint requirements-dev.lock --output-file requirements-demo.lock
+    {{ compile }} pyproject.toml --extra postgres --group build --constraint requirements-dev.lock --output-file requirements-postgres.lock
+    {{ compile }} pyproject.toml --extra postgres --extra spark --group build --constraint requirements-dev.lock --output-file requirements-demo.lock
     rm -f tests/package-lock.json
     npm install --prefix tests --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
     {{ bin }}/python .ci/strip_npm_lock.py tests/package-lock.json

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 RUN = ("requirements.lock", "made-for-run")
+POSTGRES = ("requirements-postgres.lock", "made-for-postgres")
 DEMO = ("requirements-demo.lock", "made-for-demo")
 LESS = {
     "requirements.lock": (),
-    "requirements-demo.lock": (RUN,),
-    "requirements-dev.lock": (RUN, DEMO),
+    "requirements-postgres.lock": (RUN,),
+    "requirements-demo.lock": (RUN, POSTGRES),
+    "requirements-dev.lock": (RUN, POSTGRES, DEMO),
 }
 """What an environment may have been made for, and still hold nothing that its lock does not."""
 

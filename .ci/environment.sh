@@ -9,7 +9,7 @@ environment_stamp() {
     cksum <"$root/pyproject.toml"
 }
 
-environment_is_made() { # for run | demo | test
+environment_is_made() { # for run | postgres | demo | test
     [ -x "$root/.venv/bin/python" ] &&
         [ -f "$root/.venv/made-for-$1" ] &&
         [ "$(cat "$root/.venv/made-for-$1")" = "$(environment_stamp "$(environment_lock "$1")")" ]
@@ -18,9 +18,38 @@ environment_is_made() { # for run | demo | test
 environment_lock() {
     case $1 in
     run) echo requirements.lock ;;
+    postgres) echo requirements-postgres.lock ;;
     demo) echo requirements-demo.lock ;;
     test) echo requirements-dev.lock ;;
     esac
+}
+
+environment_needed() { # the arguments of fencepost
+    case $1 in
+    demo | pipeline)
+        echo demo
+        return
+        ;;
+    esac
+    environment_before=
+    for environment_argument in "$@" "--store=${FENCEPOST_STORE_URL:-}"; do
+        case $environment_argument in
+        postgres://* | postgresql://* | --store=postgres://* | --store=postgresql://*)
+            echo postgres
+            return
+            ;;
+        esac
+        # The address may be in the config file: `url = "postgresql://..."`.
+        environment_file=${environment_argument#--config=}
+        if [ "$environment_before" = --config ] || [ "$environment_file" != "$environment_argument" ]; then
+            if grep -Eqs '^[^#]*postgres(ql)?://' "$environment_file"; then
+                echo postgres
+                return
+            fi
+        fi
+        environment_before=$environment_argument
+    done
+    echo run
 }
 
 environment_python() {
@@ -36,12 +65,14 @@ environment_python() {
     return 1
 }
 
-environment() { # for run | demo | test
+environment() { # for run | postgres | demo | test
     # Each of them holds everything that those before it need: an environment never becomes less.
     if [ -f "$root/.venv/made-for-test" ]; then
         set -- test
-    elif [ "$1" = run ] && [ -f "$root/.venv/made-for-demo" ]; then
+    elif [ "$1" != test ] && [ -f "$root/.venv/made-for-demo" ]; then
         set -- demo
+    elif [ "$1" = run ] && [ -f "$root/.venv/made-for-postgres" ]; then
+        set -- postgres
     fi
     if environment_is_made "$1"; then
         return

@@ -13,21 +13,26 @@ import signal
 import socket
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from fencepost.cli import settings as loading
 from fencepost.cli.settings import TABLES
 from fencepost.store.settings import PostgresSettings, StoreSettings
+from fencepost.testing.postgres import PostgresServer, find_programs
 from tests.serving import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ON_POSTGRES = ROOT / "docs/guides/postgresql.md"
 SECONDS_MAX = 60
+DATABASE_SECONDS_MAX = 180
+"""The page on PostgreSQL starts five servers and as many programs that import them."""
 MARK = "\x01end of block\x01"
 
 _BLOCK = re.compile(
@@ -57,7 +62,10 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks_of(page))], ids=name_of)
+RUN = [page for page in PAGES if page != ON_POSTGRES and any(blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_what_a_page_tells_to_run_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.fail("the examples of the docs need curl: apt-get install -y curl (or brew)")
@@ -71,32 +79,77 @@ def test_what_a_page_tells_to_run_runs_and_prints_what_it_says(page: Path, tmp_p
         with ServerProcess(tmp_path / "data", arguments=["--long-poll-ms", "1000"]) as server:
             outputs = run(blocks, folder, port=server.port, data=tmp_path / "data")
 
+    prints_what_it_says(blocks, outputs)
+
+
+def test_the_commands_of_the_page_on_postgresql_run_on_one_of_its_own(tmp_path: Path) -> None:
+    """In the page the database is on db.internal, and its programs ask the machine's own server."""
+    blocks = list(blocks_of(ON_POSTGRES))
+    assert "<!-- not run" not in ON_POSTGRES.read_text()
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with PostgresServer() as server:
+        at = conninfo_to_dict(server.dsn)
+        where = f"{at['host']}:{at['port']}"
+        script = [block._replace(script=on(block.script, where)) for block in blocks]
+        asked = {"PGHOST": str(at["host"]), "PGPORT": str(at["port"]), "PGUSER": str(at["user"])}
+        # The programs of the page, from the wheel that brought the server.
+        path = f"{find_programs()}{os.pathsep}{os.environ['PATH']}"
+        outputs = run(
+            script,
+            folder,
+            port=free_port(),
+            data=tmp_path,
+            environment={**asked, "PATH": path},
+            seconds_max=DATABASE_SECONDS_MAX,
+        )
+
+    prints_what_it_says(blocks, outputs)
+
+
+def on(script: str, where: str) -> str:
+    """A script of the page for the server at `where`, and ports of its own."""
+    second = free_port()
+    return script.replace("@db.internal", f"@{where}").replace("4438", str(second))
+
+
+def prints_what_it_says(blocks: list[Block], outputs: list[str]) -> None:
     for block, output in zip(blocks, outputs, strict=True):
         missing = [line for line in block.expected if not is_printed(line, output)]
         assert missing == [], f"{block.script}\nprinted\n{output}"
 
 
-def run(blocks: list[Block], folder: Path, *, port: int, data: Path) -> list[str]:
+def run(
+    blocks: list[Block],
+    folder: Path,
+    *,
+    port: int,
+    data: Path,
+    environment: Mapping[str, str] | None = None,
+    seconds_max: float = SECONDS_MAX,
+) -> list[str]:
     """What each block prints, run one after the other by the same shell."""
+    around = {**os.environ, **(environment or {})}
     script = f"\necho '{MARK}'\n".join(block.script for block in blocks)
     script = _SERVES.sub(rf"./run serve --port {port} --data '{data}'\1 &", script)
     script = script.replace("127.0.0.1:4437", f"127.0.0.1:{port}")
+    script = script.replace("--port 4437", f"--port {port}")
     (folder / "run").write_text(f"#!/bin/sh\nexec '{ROOT}/run' \"$@\"\n")
     (folder / "run").chmod(0o755)
-    path = f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
+    path = f"{ROOT / '.venv/bin'}{os.pathsep}{around['PATH']}"
     # Into a file, not a pipe: a server that the shell leaves behind would hold the pipe open.
     with (folder.parent / "printed").open("w+") as printed:
         process = subprocess.Popen(
             ["sh", "-euc", script],
             cwd=folder,
-            env={**os.environ, "PATH": path},
+            env={**around, "PATH": path},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            process.wait(SECONDS_MAX)
+            process.wait(seconds_max)
         finally:
             end_session(process.pid)
         printed.seek(0)
