@@ -8,7 +8,8 @@ import pytest
 
 from tests.engines import empty_store as empty_store
 from tests.engines import engine as engine
-from tests.integration.auth_support import ALL, FORBIDDEN, ROOT, Place, code, place, principal
+from tests.engines import server_at
+from tests.integration.auth_support import ALL, FORBIDDEN, ROOT, As, Place, code, place, principal
 from tests.serving import ServerProcess
 
 ONE, TWO = principal("one", ("jobs/**", ALL)), principal("two", ("jobs/**", ALL))
@@ -48,14 +49,44 @@ def test_a_raise_is_told_with_who_what_and_why_in_the_same_commit(here: Place) -
     assert f'"position":{int(raised.headers["Stream-Position"]) + 1},' in rows[-1]
 
 
-def test_ordinary_appends_and_raises_of_other_ids_are_not_told(here: Place) -> None:
+def test_ordinary_appends_are_not_told(here: Place) -> None:
     here("one").send("jobs/1", "task:a", 0, 0)
     here("one").send("jobs/1", "task:a", 0, 1)
     here("one").send("jobs/1", "row:a", 0, 0)
-    here("two").send("jobs/1", "row:a", 1, 0)
+    here("two").send("jobs/1", "row:a", 0, 1)
     here("two").send("jobs/1", "task:a", 0, 0)
 
     assert here.audit() == []
+
+
+def test_raises_of_ids_that_are_no_claims_are_told_too(here: Place) -> None:
+    """An override of a shared row is a raise of `row:...`, and has to be seen."""
+    here("one").send("jobs/1", "row:a", 0, 0)
+    here("two").send("jobs/1", "row:a", 1, 0, audit_reason="wrong price")
+    here("two").commit(
+        {"stream": "jobs/1", "data": 1, "producer": {"id": "row:a", "epoch": 2, "seq": 0}}
+    )
+
+    told = [(event["type"], event["producer"], event["new_epoch"]) for event in here.audit()]
+
+    assert told == [("epoch_raised", "row:a", 1), ("epoch_raised", "row:a", 2)]
+
+
+def test_without_principals_raises_are_counted_and_logged(empty_store: Path | str) -> None:
+    with server_at(empty_store) as server, As(server.url, None) as client:
+        client.create("jobs/1")
+        client.send("jobs/1", "row:a", 0, 0)
+        client.send("jobs/1", "row:a", 0, 1)
+        client.send("jobs/1", "row:a", 1, 0)
+        client.commit(
+            {"stream": "jobs/1", "data": 1, "producer": {"id": "row:a", "epoch": 2, "seq": 0}}
+        )
+        metrics = client.get("/metrics").text.splitlines()
+
+        assert "fencepost_epochs_raised_total 2.0" in metrics
+    said = "the epoch of producer 'row:a' in stream 'jobs/1' was raised from"
+    assert f"{said} 0 to 1" in server.output
+    assert f"{said} 1 to 2" in server.output
 
 
 def test_an_override_is_told_as_one(empty_store: Path | str) -> None:

@@ -127,6 +127,22 @@ def test_a_released_claim_is_anybodys_and_a_completed_one_nobodys(here: Place) -
     assert code(odd) == (400, "header_invalid")
 
 
+def test_a_completed_claim_accepts_nothing_further_from_its_holder(here: Place) -> None:
+    completed = (409, "claim_completed")
+    here("one").send("jobs/1", "task:c", 0, 0)
+    last = here("one").send("jobs/1", "task:c", 0, 1, claim_end="completed")
+    again = here("one").send("jobs/1", "task:c", 0, 1, claim_end="completed")
+
+    assert (last.status_code, again.status_code) == (200, 204)
+    assert code(here("one").send("jobs/1", "task:c", 0, 2)) == completed
+    assert code(here("root").send("jobs/1", "task:c", 0, 2, audit_reason="more")) == completed
+    item = {"stream": "jobs/1", "data": 1, "producer": {"id": "task:c", "epoch": 0, "seq": 2}}
+    assert code(here("one").commit(item)) == completed
+    reopened = here("root").send("jobs/1", "task:c", 1, 0, audit_reason="it was not done")
+    assert reopened.status_code == 200
+    assert here("root").send("jobs/1", "task:c", 1, 1).status_code == 200
+
+
 def test_the_rules_hold_inside_commits_as_well(here: Place) -> None:
     here("one").send("jobs/1", "task:a", 0, 0)
 

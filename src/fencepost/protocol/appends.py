@@ -12,7 +12,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from fencepost.protocol.batches import Batch
-from fencepost.protocol.claims import Actor, EpochGuarded, NotHolder, held, refuse
+from fencepost.protocol.claims import (
+    Actor,
+    ClaimCompleted,
+    EpochGuarded,
+    NotHolder,
+    held,
+    is_completed,
+    refuse,
+)
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Remembered, Stream, pack
@@ -207,6 +215,7 @@ AppendOutcome = (
     | SeqRegression
     | NotHolder
     | EpochGuarded
+    | ClaimCompleted
     | TooFast
 )
 
@@ -244,6 +253,13 @@ def decide_append(
         if request.batch is None and request.closes and claim is None:
             return AlreadyClosed(stream.tail)
         return StreamClosed(stream.tail)
+    if (
+        claim is not None
+        and producer is not None
+        and request.actor is not None
+        and is_completed(request.actor, producer, claim.epoch)
+    ):
+        return ClaimCompleted()
     if request.batch is not None and request.media_type != stream.media_type:
         return TypeMismatch(stream.content_type)
     if claim is not None:

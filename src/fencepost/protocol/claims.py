@@ -45,6 +45,10 @@ class EpochGuarded(NamedTuple):
     retry_after_ms: int | None
 
 
+class ClaimCompleted(NamedTuple):
+    """The holder completed this claim, so its producer id accepts nothing further."""
+
+
 class Step(NamedTuple):
     """What an accepted append does to a producer id beyond going on."""
 
@@ -59,6 +63,12 @@ def refuse(
     if producer is None or actor.overrides:
         return None
     return _refusal(actor, producer, epoch, actor.principal.rules.rule(producer_id), now_ms)
+
+
+def is_completed(actor: Actor, producer: Producer, epoch: int) -> bool:
+    """Whether a new batch comes too late for a claim: only an administrator opens it again."""
+    reopens = actor.overrides and epoch > producer.epoch
+    return producer.claim == COMPLETED and not reopens
 
 
 def _refusal(
@@ -189,7 +199,7 @@ def audit(
         code = "producer_held" if isinstance(refusal, NotHolder) else "epoch_guarded"
     elif actor.overrides and _refusal(actor, before, epoch, rule, now_ms) is not None:
         kind = "override"
-    elif epoch != before.epoch and rule.is_claim:
+    elif epoch != before.epoch:
         kind = "epoch_raised"
     else:
         return None

@@ -119,6 +119,9 @@ class Metrics:
             "Batches that came again with other rows than those published",
             counts.mismatches,
         )
+        yield _counter(
+            "fencepost_epochs_raised", "Epochs of producer ids raised", counts.epochs_raised
+        )
         yield _gauge("fencepost_streams_open", "Streams in memory", counts.streams_cached)
         yield _gauge("fencepost_log_position", "The next position", counts.next_position)
         yield self._answers.family(

@@ -395,6 +395,7 @@ class Counters(NamedTuple):
     duplicates: int
     replays: int
     mismatches: int
+    epochs_raised: int
     appends_too_fast: int
     streams_cached: int
     next_position: int

@@ -23,7 +23,7 @@ from fencepost.protocol.appends import (
     TailMoved,
     TypeMismatch,
 )
-from fencepost.protocol.claims import EpochGuarded, NotHolder
+from fencepost.protocol.claims import ClaimCompleted, EpochGuarded, NotHolder
 from fencepost.protocol.creates import (
     BadForkPoint,
     ConfigConflict,
@@ -150,7 +150,7 @@ def appended(
             return not_there(path, outcome)
         case KeyReused() | KeyDisagrees() | OtherContent() | ProducerMoved() | TailMoved():
             return _unmet(outcome)
-        case NotHolder() | EpochGuarded() | TooFast():
+        case NotHolder() | EpochGuarded() | ClaimCompleted() | TooFast():
             return _not_yours(outcome)
         case _:
             return _out_of_order(path, outcome)
@@ -211,7 +211,7 @@ def _out_of_order(
             )
 
 
-def _not_yours(outcome: NotHolder | EpochGuarded | TooFast) -> Response:
+def _not_yours(outcome: NotHolder | EpochGuarded | ClaimCompleted | TooFast) -> Response:
     """What the rules for producer ids refuse, and for principals in a hurry."""
     match outcome:
         case NotHolder():
@@ -230,6 +230,14 @@ def _not_yours(outcome: NotHolder | EpochGuarded | TooFast) -> Response:
                 "Epoch guarded",
                 f"this epoch is not raised{when} except by an administrator with an Audit-Reason",
                 *(() if left_ms is None else (retry_after(left_ms),)),
+            )
+        case ClaimCompleted():
+            return refused(
+                409,
+                "claim_completed",
+                "Claim completed",
+                "the holder completed this claim, so its producer id accepts nothing further:"
+                " an administrator with an Audit-Reason may raise its epoch",
             )
         case TooFast(limit, wait_ms):
             return too_fast(limit, wait_ms)

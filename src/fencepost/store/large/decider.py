@@ -151,6 +151,8 @@ class LargeDecision(ABC):
         draft.carry_out(group)
         for append, _ in draft.decided:
             self._counts.add(append)
+        for append, before in draft.raises:
+            self._counts.add_raise(append, before)
         for part in draft.parts:
             # The parts that wait are counted by the store, once the commit is certain.
             group.statements.append(("commit_part", (self._last, *part)))

@@ -6,6 +6,7 @@ store that owns the decider makes the group durable, and answers after that.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ from fencepost.protocol.creates import (
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
-from fencepost.protocol.streams import Stream
+from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import (
     BatchDone,
     Writer,
@@ -87,15 +88,17 @@ from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
 from fencepost.store.write.loader import DiskLoader, Loader
 
+log = logging.getLogger(__name__)
+
 
 class Counts:
     """What was accepted since the start, for the metrics."""
 
-    __slots__ = ("appends", "bytes", "duplicates", "messages", "mismatches", "replays")
+    __slots__ = ("appends", "bytes", "duplicates", "messages", "mismatches", "raises", "replays")
 
     def __init__(self) -> None:
         self.appends = self.messages = self.bytes = self.duplicates = 0
-        self.replays = self.mismatches = 0
+        self.replays = self.mismatches = self.raises = 0
 
     def add(self, request: Append) -> None:
         self.appends += 1
@@ -103,10 +106,29 @@ class Counts:
             self.messages += request.batch.messages
             self.bytes += request.batch.size
 
+    def add_raise(self, request: Append, before: Producer | None) -> None:
+        """Count an accepted append that raises the epoch of its producer id, and say so in the log.
+
+        With principals the audit stream tells it, and the log need not.
+        """
+        claim = request.producer
+        if claim is None or before is None or claim.epoch == before.epoch:
+            return
+        self.raises += 1
+        if request.actor is None:
+            log.info(
+                "the epoch of producer %r in stream %r was raised from %d to %d",
+                claim.id,
+                request.path,
+                before.epoch,
+                claim.epoch,
+            )
+
     def add_all(self, others: Counts) -> None:
         self.appends += others.appends
         self.messages += others.messages
         self.bytes += others.bytes
+        self.raises += others.raises
 
 
 class Admitted(NamedTuple):
@@ -168,6 +190,7 @@ class Decider:
             duplicates=counts.duplicates,
             replays=counts.replays,
             mismatches=counts.mismatches,
+            epochs_raised=counts.raises,
             appends_too_fast=claims.refused,
             streams_cached=ledger.cached_count,
             next_position=ledger.next_position,
@@ -218,6 +241,8 @@ class Decider:
         if isinstance(outcome, Appended):
             self.ledger.apply(self.group, entry, request, outcome, now_ms)
             self.counts.add(request)
+            if producer is not None:
+                self.counts.add_raise(request, producer)
         elif not isinstance(outcome, NotHolder | EpochGuarded | TooFast):
             self.counts.duplicates += isinstance(outcome, Duplicate | Replayed)
             if self.ledger.slide(entry, now_ms):
@@ -318,6 +343,8 @@ class Decider:
         draft.carry_out(self.group)
         for append, _ in draft.decided:
             self.counts.add(append)
+        for append, before in draft.raises:
+            self.counts.add_raise(append, before)
 
     def stage(self, upload: Upload) -> StageOutcome:
         """Keep data for a later commit."""

@@ -74,6 +74,8 @@ class Draft:
         self._streams: dict[str, Stream] = {}
         self._producers: dict[tuple[int, str], Producer | None] = {}
         self._keys: dict[tuple[int, str, str], KeyRecord] = {}
+        self.raises: list[tuple[Append, Producer]] = []
+        """Accepted appends that raise an epoch, with the producer as it was."""
         self.tries: list[tuple[Append, Producer | None, AppendOutcome]] = []
         """What was decided of appends with principals and producers, for their standing."""
         self.standings: Standings = {} if standings is None else standings
@@ -137,7 +139,12 @@ class Draft:
         outcome = decide_append(
             stream, producer, append, key=key, position=self._position, now_ms=self._now_ms
         )
-        return outcome if append.actor is None else self._settle(append, producer, outcome)
+        if append.actor is not None:
+            outcome = self._settle(append, producer, outcome)
+        raised = claim is not None and producer is not None and claim.epoch != producer.epoch
+        if raised and producer is not None and isinstance(outcome, Appended):
+            self.raises.append((append, producer))
+        return outcome
 
     def _settle(
         self, append: Append, producer: Producer | None, outcome: AppendOutcome
