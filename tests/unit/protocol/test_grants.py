@@ -17,6 +17,7 @@ from fencepost.protocol.claims import (
     audit,
     decide_standings,
     held,
+    is_completed,
     refuse,
 )
 from fencepost.protocol.globs import Glob
@@ -270,6 +271,16 @@ def test_a_completed_claim_is_final_for_all_but_administrators() -> None:
     assert why_not(ADMINISTRATOR, done, 4) is None
 
 
+def test_only_an_administrator_who_raises_the_epoch_opens_a_completed_claim_again() -> None:
+    done = producer("ann", claim=COMPLETED)
+
+    assert is_completed(ANN, done, 3)
+    assert is_completed(ANN, done, 4)
+    assert is_completed(ADMINISTRATOR, done, 3)
+    assert not is_completed(ADMINISTRATOR, done, 4)
+    assert not is_completed(ANN, producer("ann"), 3)
+
+
 def test_an_id_whose_epoch_is_never_raised_stays_with_its_holder() -> None:
     fixed = producer("ann", producer_id="fixed:1", claim=UNCLAIMED)
 
@@ -401,7 +412,9 @@ def test_an_override_and_a_refusal_are_told_and_ordinary_appends_are_not() -> No
     assert audit(ANN, "jobs", 3, "task:1", fresh, None, 77) is None
     assert audit(ANN, "jobs", 0, "task:1", None, None, 77) is None
     row = producer("ann", producer_id="row:1", claim=UNCLAIMED)
-    assert audit(BOB, "jobs", 4, "row:1", row, None, 77) is None
+    told = audit(BOB, "jobs", 4, "row:1", row, None, 77)
+    assert told is not None
+    assert told.kind == "epoch_raised"
 
 
 # All of it together
