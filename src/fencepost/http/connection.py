@@ -404,13 +404,10 @@ class Connection(asyncio.Protocol):
             answer = exchange.answer
             if answer is None:
                 break
-            if isinstance(answer, StreamingResponse):
-                self._begin_stream(exchange, answer)
+            if not isinstance(answer, Response):
+                self._begin(exchange, answer)
                 return
             started.popleft()
-            if isinstance(answer, UpgradeResponse):
-                self._begin_socket(exchange, answer)
-                return
             self._send(exchange, answer)
             if self._closing:
                 return
@@ -512,6 +509,13 @@ class Connection(asyncio.Protocol):
             self._go_on()
 
     # Streams.
+
+    def _begin(self, exchange: _Exchange, answer: StreamingResponse | UpgradeResponse) -> None:
+        if isinstance(answer, StreamingResponse):
+            self._begin_stream(exchange, answer)
+        else:
+            self.started.popleft()
+            self._begin_socket(exchange, answer)
 
     def _begin_stream(self, exchange: _Exchange, answer: StreamingResponse) -> None:
         request = exchange.request

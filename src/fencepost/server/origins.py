@@ -48,10 +48,10 @@ class Origins:
 
     def check(self, request: Request) -> None:
         """Raise a 403 for a host that is not ours, or a page that may not do this."""
-        host = request.headers.get(b"host", b"")
-        if self._checks_hosts and host not in self._known_hosts:
-            self._check_host(host)
-        if request.method == "OPTIONS" or not self.is_cross(request):
+        headers = request.headers
+        if self._checks_hosts and headers.get(b"host", b"") not in self._known_hosts:
+            self._check_host(headers.get(b"host", b""))
+        if b"origin" not in headers or request.method == "OPTIONS" or not self.is_cross(request):
             return
         if not self.allows(request):
             raise RefusedError(

@@ -28,6 +28,8 @@ from fencepost.server.subscriptions.http import SubscriptionHandlers as Subscrip
 
 Respond = Callable[[Answer], None]
 
+_STREAM_START = len(STREAM_ROOT)
+
 Who = Literal["all", "principals", "administrators", "wake token"]
 """Who may use a route. `all` needs no token. `principals` stands for all of them: the handler
 checks the verbs, because only it knows the streams that a request is about. A wake token stands for
@@ -150,7 +152,7 @@ class Table:
         """The route of a request and the parts of its path; None when there is no such path."""
         path = request.path
         if path.startswith(STREAM_ROOT) and not path.startswith(b"/v1/stream/__ds/"):
-            return self._streams, (path[len(STREAM_ROOT) :],)
+            return self._streams, (path[_STREAM_START:],)
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, ()

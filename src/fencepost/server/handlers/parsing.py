@@ -255,7 +255,9 @@ def parse_append(request: Request, path: str, limits: Limits, actor: Actor | Non
     """A POST to a stream."""
     if request.repeated:
         refuse_repeated(request)
-    closes = is_true(request, b"stream-closed")
+    # Most appends have none of these headers, and looking for one is cheaper than calling for it.
+    headers = request.headers
+    closes = b"stream-closed" in headers and is_true(request, b"stream-closed")
     body = request.body
     batch: Batch | None = None
     media: str | None = None
@@ -272,12 +274,14 @@ def parse_append(request: Request, path: str, limits: Limits, actor: Actor | Non
         raise bad(
             "body_empty", "an append needs a body, unless it only closes (Stream-Closed: true)"
         )
-    producer = producer_tuple(request, limits)
-    seq = text_header(request, b"stream-seq", limits.stream_seq_bytes_max)
-    if seq == "":
-        raise bad("header_invalid", "Stream-Seq must not be empty")
+    producer = None if _PRODUCER.isdisjoint(headers) else producer_tuple(request, limits)
+    seq = None
+    if b"stream-seq" in headers:
+        seq = text_header(request, b"stream-seq", limits.stream_seq_bytes_max)
+        if seq == "":
+            raise bad("header_invalid", "Stream-Seq must not be empty")
     conditions = None
-    if not _CONDITIONS.isdisjoint(request.headers):
+    if not _CONDITIONS.isdisjoint(headers):
         conditions = parse_conditions(request, limits)
     mark = b""
     if producer is not None or (conditions is not None and conditions.key is not None):
@@ -285,6 +289,7 @@ def parse_append(request: Request, path: str, limits: Limits, actor: Actor | Non
     return Append(path, batch, media, closes, producer, seq, mark, conditions, actor)
 
 
+_PRODUCER = frozenset((b"producer-id", b"producer-epoch", b"producer-seq"))
 _OTHER_CONDITIONS = frozenset(
     (
         b"if-match",

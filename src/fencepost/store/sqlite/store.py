@@ -166,7 +166,9 @@ class SqliteStore(WriteFront):
             self.commits.after(done, work(self.decider))
 
     def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:
-        if self._accepts(done):
+        if self._closing or self.failure.done():
+            done(Failed(full=False))
+        else:
             self.commits.after(done, self.decider.append(request))
 
     def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
