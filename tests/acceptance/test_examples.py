@@ -3,14 +3,18 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.chromium import browsing
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 START_SECONDS_MAX = 60
@@ -52,6 +56,51 @@ def test_an_open_live_reader_does_not_hold_up_the_end_of_its_host(
     assert took < 20
 
 
+@pytest.fixture(name="orders")
+def _orders(tmp_path: Path) -> Iterator[httpx.Client]:
+    """The FastAPI application, which has to know its own address before it starts."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with Uvicorn(tmp_path, "examples.fastapi_app:app", port=port, ORDERS_URL=url) as host:
+        yield host
+
+
+SHOWN = """
+// The page of the application, with the address of the application in its links.
+const page = new DOMParser().parseFromString(await (await fetch("/page")).json(), "text/html");
+const script = document.createElement("script");
+script.textContent = page.querySelector("script").textContent.replaceAll('"/', '"%s/');
+document.body.append(page.querySelector("#orders"));
+new MutationObserver(() => report(
+  [...document.querySelectorAll("#orders li")].map((one) => one.textContent)
+)).observe(document.querySelector("#orders"), { childList: true });
+document.body.append(script);
+"""
+
+
+def test_a_fastapi_application_stores_orders_shows_them_live_and_has_them_packed(
+    tmp_path: Path, orders: httpx.Client
+) -> None:
+    """Under uvicorn with uvloop: streams mounted, an async producer, events in a real browser,
+    and a worker that claims tasks."""
+    first = orders.post("/orders", params={"item": "tea"}).json()["id"]
+
+    page = orders.get("/").text
+    url = str(orders.base_url).rstrip("/")
+    with browsing(tmp_path, SHOWN % url, handlers={"/page": lambda: page}) as site:
+        assert site.report() == ["tea"]
+        second = orders.post("/orders", params={"item": "milk"}).json()["id"]
+        assert site.report() == ["tea", "milk"]
+
+    for number in (first, second):
+        while (task := orders.get(f"/orders/{number}").json())["status"] != "completed":
+            continue
+        assert task == {"status": "completed", "by": "packer", "result": {"packed": "yes"}}
+    assert orders.get("/orders/unknown").status_code == 404
+    stored = orders.get("/fencepost/v1/stream/orders").json()
+    assert [order["item"] for order in stored] == ["tea", "milk"]
+
+
 def test_every_example_is_tested() -> None:
     beside = Path(__file__).parents[1] / "pipeline" / "test_documentation.py"
     tested = Path(__file__).read_text() + beside.read_text()
@@ -63,15 +112,27 @@ def test_every_example_is_tested() -> None:
     assert untested == []
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Uvicorn:
     """`uvicorn examples.embedded:app`, in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, app: str = "examples.embedded:app", *, port: int = 0, **more: str
+    ) -> None:
         self._folder = folder
+        self._arguments = ("--port", str(port), "--loop", "uvloop", app)
+        self._more = more
 
     def __enter__(self) -> httpx.Client:
-        command = [sys.executable, "-m", "uvicorn", "--port", "0", "examples.embedded:app"]
-        environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+        command = [sys.executable, "-m", "uvicorn", *self._arguments]
+        paths = [str(EXAMPLES.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | self._more
         self._process = subprocess.Popen(
             command, cwd=self._folder, env=environment, stderr=subprocess.PIPE, text=True
         )
