@@ -108,6 +108,8 @@ def needs_of(touched: Commit | Upload | Part | Paths | WriterName) -> Needs:
 def needs_of_append(append: Append) -> Needs:
     """What an append names."""
     path, producer, conditions = append.path, append.producer, append.conditions
+    if producer is None and conditions is None:
+        return Needs((path,))
     return Needs(
         (path,),
         () if producer is None else ((path, producer.id),),
