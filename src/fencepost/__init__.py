@@ -88,7 +88,7 @@ from fencepost.client.results import (
     StreamInfo,
     WriterInfo,
 )
-from fencepost.client.settings import NO_RETRIES, Retries, Timeouts
+from fencepost.client.settings import NO_RETRIES, Retries, RetryWith, Timeouts
 from fencepost.client.sync import Client, Listing, LogReading, Reading, Stream
 
 __all__ = [
@@ -158,6 +158,7 @@ __all__ = [
     "RequestTimeoutError",
     "ResponseError",
     "Retries",
+    "RetryWith",
     "SequenceGapError",
     "SequenceUsedError",
     "Split",

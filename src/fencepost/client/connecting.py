@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fencepost.client.aio import AsyncClient
 from fencepost.client.http import parse_url
-from fencepost.client.settings import ClientSettings, Retries, Timeouts, Value
+from fencepost.client.settings import ClientSettings, OnFailure, Retries, Timeouts, Value
 from fencepost.client.sync import Client
 
 
@@ -19,6 +19,7 @@ def connect(
     params: Mapping[str, Value] | None = None,
     timeouts: Timeouts | None = None,
     retries: Retries | None = None,
+    on_error: OnFailure | None = None,
     ssl: tls.SSLContext | None = None,
 ) -> Client:
     """A client for the server at `url`. Nothing is sent before it is used.
@@ -29,9 +30,11 @@ def connect(
         params: Added to every query string; values may be functions as well.
         timeouts: Seconds that connecting and answers may take.
         retries: How often and how long a request that may be repeated is repeated.
+        on_error: Told of every attempt that failed: it may return `RetryWith(headers=...)` to send
+            the request again, False to give up at once, or None for what happens without it.
         ssl: How to check an https server; the system's certificates by default.
     """
-    return Client(_settings(url, token, headers, params, timeouts, retries, ssl))
+    return Client(_settings(url, token, headers, params, timeouts, retries, on_error, ssl))
 
 
 def connect_async(
@@ -42,10 +45,11 @@ def connect_async(
     params: Mapping[str, Value] | None = None,
     timeouts: Timeouts | None = None,
     retries: Retries | None = None,
+    on_error: OnFailure | None = None,
     ssl: tls.SSLContext | None = None,
 ) -> AsyncClient:
     """The async twin of `connect`; functions for values may be async here."""
-    return AsyncClient(_settings(url, token, headers, params, timeouts, retries, ssl))
+    return AsyncClient(_settings(url, token, headers, params, timeouts, retries, on_error, ssl))
 
 
 def _settings(
@@ -55,6 +59,7 @@ def _settings(
     params: Mapping[str, Value] | None,
     timeouts: Timeouts | None,
     retries: Retries | None,
+    on_error: OnFailure | None,
     ssl: tls.SSLContext | None,
 ) -> ClientSettings:
     return ClientSettings(
@@ -64,4 +69,5 @@ def _settings(
         params=dict(params or {}),
         timeouts=timeouts or Timeouts(),
         retries=retries or Retries(),
+        on_error=on_error,
     )

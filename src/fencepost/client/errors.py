@@ -131,6 +131,19 @@ class ResponseError(FencepostError):
         self.uncertain = 0
         """Attempts before this answer that may have arrived."""
 
+    @classmethod
+    def like(cls, other: ResponseError) -> Self:
+        """The same refusal, known to be one of this class."""
+        error = cls(
+            status=other.status,
+            code=other.code,
+            detail=other.detail,
+            headers=other.headers,
+            problem=other.problem,
+        )
+        error.uncertain = other.uncertain
+        return error
+
     def _text(self, name: str) -> str | None:
         return self.headers.get(name)
 

@@ -106,6 +106,19 @@ def target_of(path: str, query: Iterable[tuple[str, str]] = ()) -> str:
     return f"{escaped}?{encoded}" if encoded else escaped
 
 
+def is_url(path: str) -> bool:
+    """Whether a stream is named by its full URL."""
+    return path.startswith(("http://", "https://"))
+
+
+def wire_target(address: Address, request: Request) -> str:
+    """The target as it goes on the wire: below the server's prefix, unless it is a full one."""
+    if is_url(request.target):
+        rest = request.target.partition("://")[2].partition("/")[2]
+        return "/" + quote(rest, safe=PATH_SAFE + "%?")
+    return request.target if request.absolute else address.prefix + request.target
+
+
 def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse names and values that would not stay on their line."""
     for name, value in headers.items():
@@ -117,9 +130,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 def render_head(address: Address, request: Request, body_bytes: int) -> bytes:
     """The head of a request; the body follows as it is, so that nothing large is copied."""
-    prefix = "" if request.absolute else address.prefix
     lines = [
-        f"{request.method} {prefix}{request.target} HTTP/1.1",
+        f"{request.method} {wire_target(address, request)} HTTP/1.1",
         f"Host: {address.authority}",
         "Accept-Encoding: identity",
     ]
@@ -145,10 +157,9 @@ def redirected(address: Address, request: Request, response: Response) -> Reques
     if location is None or request.method not in ("GET", "HEAD"):
         return None
     scheme = "https" if address.ssl else "http"
-    prefix = "" if request.absolute else address.prefix
     here = f"{scheme}://{address.authority}"
     try:
-        found = urlsplit(urljoin(f"{here}{prefix}{request.target}", location))
+        found = urlsplit(urljoin(here + wire_target(address, request), location))
         port = found.port or (443 if found.scheme == "https" else 80)
     except ValueError:
         return None

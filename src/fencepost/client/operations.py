@@ -10,18 +10,21 @@ import base64
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
 from fencepost.client.effects import Operation
 from fencepost.client.errors import (
+    ConflictError,
     InvalidArgumentError,
     ProtocolError,
     StreamNotFoundError,
+    StreamSeqError,
     UnencodableError,
     require,
 )
-from fencepost.client.http import Request, Response, target_of
+from fencepost.client.http import Request, Response, is_url, parse_url, target_of, wire_target
 from fencepost.client.results import Appended, Committed, Head, Plan, Staged
 from fencepost.client.retry import Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
@@ -47,14 +50,26 @@ def is_json(content_type: str) -> bool:
 
 
 def stream_target(path: str, query: Iterable[tuple[str, str]] = ()) -> str:
-    """The target of a stream's requests."""
-    return target_of("/v1/stream/" + path, query)
+    """The target of a stream's requests; a stream by its full URL keeps that."""
+    if not is_url(path):
+        return target_of("/v1/stream/" + path, query)
+    encoded = urlencode(list(query))
+    return path + (("&" if "?" in path else "?") + encoded if encoded else "")
 
 
 def check_path(path: str) -> str:
     """A path of a stream; raises `InvalidArgumentError` for one that no stream can have."""
     require(path.strip("/") != "", "the path of a stream is not empty")
     return path
+
+
+def check_origin(settings: ClientSettings, path: str) -> str:
+    """A path or URL of a stream; a URL of another server would get this server's token."""
+    if is_url(path):
+        there, here = parse_url(path.partition("?")[0], settings.address.ssl), settings.address
+        same = (there.host, there.port, bool(there.ssl)) == (here.host, here.port, bool(here.ssl))
+        require(same, f"{path} is not on the server of this client: connect to that one")
+    return check_path(path)
 
 
 def encode_message(data: Any, content_type: str) -> bytes:
@@ -194,8 +209,18 @@ def append(
     request = Request("POST", stream_target(path), tuple(headers), body)
     # Closing alone is the same however often it is done.
     once = not retry and not named and bool(body)
-    answer = yield from exchange(settings, request, Kind.ONCE if once else Kind.WRITE)
+    try:
+        answer = yield from exchange(settings, request, Kind.ONCE if once else Kind.WRITE)
+    except ConflictError as error:
+        if condition.stream_seq is not None and error.code == "http_409" and not _of_type(error):
+            raise StreamSeqError.like(error) from None
+        raise
     return appended(answer.response, condition)
+
+
+def _of_type(error: ConflictError) -> bool:
+    """Whether a server without codes refuses the content type: its text says so."""
+    return "content" in error.detail.lower() and "type" in error.detail.lower()
 
 
 def appended(response: Response, condition: Condition) -> Appended:
@@ -246,7 +271,7 @@ class Creation(msgspec.Struct, frozen=True, kw_only=True):
         if self.closed:
             headers.append(("Stream-Closed", "true"))
         if self.fork_of is not None:
-            source = settings.address.prefix + stream_target(self.fork_of)
+            source = wire_target(settings.address, Request("PUT", stream_target(self.fork_of)))
             headers.append(("Stream-Forked-From", source))
         if self.fork_offset is not None:
             headers.append(("Stream-Fork-Offset", self.fork_offset))
@@ -271,7 +296,10 @@ def create(
     answer = yield from exchange(
         settings, Request("PUT", stream_target(path), headers, body), Kind.WRITE
     )
-    return _described(answer.response)
+    made = _described(answer.response)
+    # A 200 after an attempt whose answer was lost may be about the stream that it made.
+    is_new = True if answer.response.status == 201 else None if answer.uncertain else False
+    return msgspec.structs.replace(made, is_new=is_new)
 
 
 def head(settings: ClientSettings, path: str) -> Operation[Head]:

@@ -33,6 +33,7 @@ from fencepost.client.retry import (
     REDIRECTS_MAX,
     REPEATED,
     Kind,
+    asked_user,
     dressed,
     exchange,
     is_redirect,
@@ -219,6 +220,7 @@ class Follower(Cursor[T]):
         self._ready: deque[Batch[T]] = deque()
         self._failures = 0
         self._lost_ms: int | None = None
+        self._renewed = False
         self._pace = Pace(settings)
 
     def next(self) -> Operation[Batch[T] | None]:
@@ -236,6 +238,7 @@ class Follower(Cursor[T]):
                 raise
             self._failures = 0
             self._lost_ms = None
+            self._renewed = False
             if batch is not None and not stands_still(batch):
                 self._pace.progress()
             if batch is not None and batch.messages:
@@ -319,7 +322,9 @@ class Follower(Cursor[T]):
             return
         if response.status == 200:
             raise ProtocolError("the answer to an SSE read is not an event stream")
-        raise error_of(response.status, response.headers, response.body)
+        failure = error_of(response.status, response.headers, response.body)
+        if (yield from asked_user(self._settings, failure, request)) is None:
+            raise failure
 
     def _take(self, piece: bytes) -> None:
         """The batches that a piece completes."""
@@ -344,7 +349,11 @@ class Follower(Cursor[T]):
 
     def _wait(self, failure: ConnectionFailedError | ResponseError) -> Operation[None]:
         """Let time pass after a failure that may pass, or raise it."""
-        if isinstance(failure, ResponseError) and failure.status not in REPEATED:
+        refused = isinstance(failure, ResponseError) and failure.status not in REPEATED
+        if refused and failure.status == 401 and self._settings.changes and not self._renewed:
+            self._renewed = True  # the token function is asked again
+            return
+        if refused:
             raise failure
         clock = self._settings.clock
         now_ms = clock.monotonic_ms()

@@ -40,6 +40,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     first_offset: str | None = None
     """Where the stream begins, when it was truncated."""
+    is_new: bool | None = None
+    """Of `create`: whether it made the stream; None when a lost answer leaves that open."""
 
 
 class Batch(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

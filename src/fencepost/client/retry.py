@@ -26,13 +26,14 @@ import msgspec
 from fencepost.client.effects import Call, Operation, Send, Sleep
 from fencepost.client.errors import (
     ConnectionFailedError,
+    FencepostError,
     OpenClaimsError,
     OutcomeUnknownError,
     ResponseError,
     error_of,
 )
 from fencepost.client.http import Request, Response, check_headers, redirected
-from fencepost.client.settings import ClientSettings, Value
+from fencepost.client.settings import ClientSettings, RetryWith, Value
 
 REPEATED = frozenset((408, 425, 429, 500, 502, 503, 504, 507))
 NOTHING_DONE = frozenset(("storage_unavailable", "storage_full", "too_many_waiters"))
@@ -63,6 +64,7 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
     ends_ms = clock.monotonic_ms() + retries.seconds_max * 1000
     uncertain = 0
     attempt = 0
+    renewed = False
     while True:
         failure: ConnectionFailedError | ResponseError
         try:
@@ -76,6 +78,14 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
                 return Answer(response, uncertain)
             failure = error_of(response.status, response.headers, response.body)
             failure.uncertain = uncertain
+            decided = yield from asked_user(settings, failure, request)
+            if decided is not None and attempt < retries.attempts_max:
+                request = decided
+                attempt += 1
+                continue
+            if response.status == 401 and settings.changes and not renewed:
+                renewed = True  # the token function is asked again
+                continue
             if response.status not in REPEATED or isinstance(failure, OpenClaimsError):
                 raise failure
             done_nothing = response.status in (425, 429) or failure.code in NOTHING_DONE
@@ -87,6 +97,28 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
         if not repeatable or attempt >= retries.attempts_max or late:
             raise _final(failure, kind, uncertain)
         yield Sleep(delay)
+
+
+def asked_user(
+    settings: ClientSettings, failure: FencepostError, request: Request
+) -> Operation[Request | None]:
+    """The request that `on_error` wants to be sent; None: as usual. Raises if it gives up."""
+    hook = settings.on_error
+    if hook is None:
+        return None
+    answer: RetryWith | bool | None = yield Call(lambda: hook(failure))
+    if answer is False:
+        raise failure
+    if not isinstance(answer, RetryWith):
+        return None
+    check_headers(answer.headers)
+    replaced = {name.lower() for name in answer.headers}
+    kept = tuple(pair for pair in request.headers if pair[0].lower() not in replaced)
+    target = request.target
+    if answer.params:
+        target += ("&" if "?" in target else "?") + urlencode(dict(answer.params))
+    headers = (*kept, *answer.headers.items())
+    return msgspec.structs.replace(request, headers=headers, target=target)
 
 
 def _answered(settings: ClientSettings, request: Request) -> Operation[Response]:
@@ -126,10 +158,12 @@ def dressed(settings: ClientSettings, request: Request) -> Operation[Request]:
     if settings.token is None and not settings.headers and not settings.params:
         return request
     headers: dict[str, str] = {}
-    if settings.token is not None:
+    own = {name.lower() for name, _value in request.headers}
+    if settings.token is not None and "authorization" not in own:
         headers["Authorization"] = "Bearer " + (yield from _value(settings.token))
     for name, value in settings.headers.items():
-        headers[name] = yield from _value(value)
+        if name.lower() not in own:
+            headers[name] = yield from _value(value)
     check_headers(headers)
     target = request.target
     params = []

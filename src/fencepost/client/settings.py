@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from fencepost.client.errors import require
+from fencepost.client.errors import FencepostError, require
 from fencepost.client.http import Address
 from fencepost.clock import Clock, SystemClock
 
@@ -65,6 +65,18 @@ NO_RETRIES = Retries(attempts_max=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryWith:
+    """The answer of an `on_error` function: send the request again, with these headers added."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+OnFailure = Callable[[FencepostError], RetryWith | bool | None]
+"""Told of a failed attempt: a `RetryWith` sends it again, False gives up, None does as usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """Everything a client is made of that does no I/O."""
 
@@ -74,6 +86,7 @@ class ClientSettings:
     params: Mapping[str, Value] = field(default_factory=dict)
     timeouts: Timeouts = field(default_factory=Timeouts)
     retries: Retries = field(default_factory=Retries)
+    on_error: OnFailure | None = None
     clock: Clock = field(default_factory=SystemClock)
 
     @property

@@ -38,8 +38,12 @@ class AsyncClient:
     def __init__(self, settings: ClientSettings) -> None:
         self._driver = AsyncDriver(settings)
 
-    def stream(self, path: str, *, content_type: str = JSON) -> AsyncStream:
-        """A stream by its path, without asking the server; JSON unless told otherwise."""
+    def stream(self, path: str, *, content_type: str | None = None) -> AsyncStream:
+        """A stream by its path, or by its full URL on this server, without asking for it.
+
+        Appends take it for JSON until the server says otherwise; then its type is asked for once.
+        A producer needs `content_type` where it is not JSON.
+        """
         return AsyncStream(self._driver, path, content_type)
 
     async def create(
@@ -52,7 +56,10 @@ class AsyncClient:
         expires_at: datetime | str | None = None,
         closed: bool = False,
     ) -> AsyncStream:
-        """Make a stream, perhaps with messages in it; fine if it exists as it would be made."""
+        """Make a stream, perhaps with messages in it; fine if it exists as it would be made.
+
+        `is_new` of the stream says whether this made it.
+        """
         creation = Creation(
             content_type=content_type,
             ttl_seconds=ttl_seconds,
@@ -61,8 +68,11 @@ class AsyncClient:
         )
         given = list(messages)
         body = operations.encode_messages(given, content_type) if given else b""
-        await self._driver.run(operations.create(self._driver.settings, path, creation, body))
-        return AsyncStream(self._driver, path, content_type)
+        operations.check_origin(self._driver.settings, path)
+        made = await self._driver.run(
+            operations.create(self._driver.settings, path, creation, body)
+        )
+        return AsyncStream(self._driver, path, content_type, made.is_new)
 
     def streams(
         self, *, match: str | None = None, after: str | None = None

@@ -9,12 +9,20 @@ from typing import Any, Literal, TypeVar, overload
 from fencepost.client import operations
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.readings import AsyncReading
+from fencepost.client.errors import (
+    ConflictError,
+    FencepostError,
+    SequenceGapError,
+    StreamClosedError,
+    StreamSeqError,
+)
 from fencepost.client.operations import Condition, Creation, Producing
 from fencepost.client.producer.aio import AsyncIdempotentProducer
 from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import OnAck, OnError
 from fencepost.client.reading import Follower, Live, Reader
 from fencepost.client.results import Appended, Head
+from fencepost.client.settings import JSON
 
 T = TypeVar("T")
 
@@ -22,10 +30,19 @@ T = TypeVar("T")
 class AsyncStream:
     """One stream of a server."""
 
-    def __init__(self, driver: AsyncDriver, path: str, content_type: str) -> None:
+    def __init__(
+        self,
+        driver: AsyncDriver,
+        path: str,
+        content_type: str | None = None,
+        is_new: bool | None = None,
+    ) -> None:
         self._driver = driver
-        self.path = operations.check_path(path)
-        self.content_type = content_type
+        self._is_typed = content_type is not None
+        self.path = operations.check_origin(driver.settings, path)
+        self.content_type = content_type or JSON
+        self.is_new = is_new
+        """Of `create`: whether it made the stream; None when that is not known."""
 
     def __repr__(self) -> str:
         return f"<AsyncStream {self.path!r} of {self.content_type}>"
@@ -61,7 +78,6 @@ class AsyncStream:
             producer_if: The epoch and seq where the producer must be.
             strict: Refuse a duplicate of the producer that has other bytes.
         """
-        body = operations.encode_message(data, self.content_type)
         condition = Condition(
             close=close,
             if_match=if_match,
@@ -73,7 +89,7 @@ class AsyncStream:
             producer_if=producer_if,
             strict=strict,
         )
-        return await self._append(body, condition, retry=retry)
+        return await self._store([data], condition, retry=retry)
 
     async def append_many(
         self,
@@ -91,7 +107,6 @@ class AsyncStream:
         retry: bool = True,
     ) -> Appended:
         """Store several messages in one step, all or none; the options are those of `append`."""
-        body = operations.encode_messages(messages, self.content_type)
         condition = Condition(
             close=close,
             if_match=if_match,
@@ -103,7 +118,7 @@ class AsyncStream:
             producer_if=producer_if,
             strict=strict,
         )
-        return await self._append(body, condition, retry=retry)
+        return await self._store(list(messages), condition, retry=retry)
 
     def producer(
         self,
@@ -222,6 +237,27 @@ class AsyncStream:
         """Close the stream: readers see its end, writers are refused. Closing again is fine."""
         return await self._append(b"", Condition(close=True), retry=False)
 
+    async def _store(self, messages: list[Any], condition: Condition, *, retry: bool) -> Appended:
+        """Append messages as what the stream holds, which is asked for if it is not JSON."""
+        body = operations.encode_messages(messages, self.content_type)
+        try:
+            return await self._append(body, condition, retry=retry)
+        except ConflictError as error:
+            known = isinstance(error, StreamSeqError | StreamClosedError | SequenceGapError)
+            if self._is_typed or known:
+                raise
+            await self._learn_type(error)
+        body = operations.encode_messages(messages, self.content_type)
+        return await self._append(body, condition, retry=retry)
+
+    async def _learn_type(self, error: FencepostError) -> None:
+        """Ask for the type of a stream that was opened without one; raise if it is JSON indeed."""
+        found = await self.head()
+        self._is_typed = True
+        if operations.is_json(found.content_type):
+            raise error
+        self.content_type = found.content_type
+
     async def delete(self) -> None:
         """Remove the stream and its messages."""
         await self._driver.run(operations.delete(self._driver.settings, self.path))
@@ -248,7 +284,7 @@ class AsyncStream:
             expires_at=expires_at,
         )
         made = await self._driver.run(operations.create(self._driver.settings, path, creation))
-        return AsyncStream(self._driver, path, made.content_type)
+        return AsyncStream(self._driver, path, made.content_type, made.is_new)
 
     async def _append(self, body: bytes, condition: Condition, *, retry: bool) -> Appended:
         return await self._driver.run(

@@ -110,8 +110,8 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
             raise DeliveryTimeoutError("not everything is acknowledged yet") from None
         self._session.raise_failure()
 
-    async def close(self, timeout: float | None = None) -> None:
-        """Flush, and take no more messages."""
+    async def close(self, timeout: float | None = None, *, stream: bool = False) -> None:
+        """Flush, and take no more messages; with `stream`, close the stream behind the last one."""
         if self._closed:
             return
         self._closed = True
@@ -130,6 +130,8 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
             self._report()
             await self._end()
         self._session.raise_news()
+        if stream:
+            await self._driver.run(self._session.close_stream())
 
     async def __aenter__(self) -> Self:
         return self

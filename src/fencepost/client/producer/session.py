@@ -16,11 +16,11 @@ from weakref import WeakSet
 
 from fencepost.client.effects import Operation
 from fencepost.client.errors import ProducerFailedError, require
-from fencepost.client.http import Request, render_head
+from fencepost.client.http import Request, render_head, wire_target
 from fencepost.client.operations import new_key, stream_target
 from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
 from fencepost.client.results import Receipt
-from fencepost.client.retry import dressed
+from fencepost.client.retry import Kind, dressed, exchange
 from fencepost.client.settings import ClientSettings
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Session(Generic[B]):
             clock.random,
             epoch=epoch,
             seq=seq,
-            path=settings.address.prefix + stream_target(path),
+            path=wire_target(settings.address, self._request).partition("?")[0],
         )
 
     def now(self) -> float:
@@ -131,6 +131,11 @@ class Session(Generic[B]):
             len(body),
         )
         return head, body
+
+    def close_stream(self) -> Operation[None]:
+        """Close the stream; asking for it again changes nothing."""
+        request = Request("POST", self._request.target, (("Stream-Closed", "true"),))
+        yield from exchange(self.settings, request, Kind.WRITE)
 
     def report(self) -> list[B]:
         """Tell the user what was settled."""

@@ -102,8 +102,8 @@ class IdempotentProducer(Counts[Delivery]):
             raise DeliveryTimeoutError("not everything is acknowledged yet")
         self._session.raise_failure()
 
-    def close(self, timeout: float | None = None) -> None:
-        """Flush, and take no more messages."""
+    def close(self, timeout: float | None = None, *, stream: bool = False) -> None:
+        """Flush, and take no more messages; with `stream`, close the stream behind the last one."""
         if self._closed:
             return
         self._closed = True
@@ -115,6 +115,8 @@ class IdempotentProducer(Counts[Delivery]):
         finally:
             self._hang_up()
         self._session.raise_news()
+        if stream:
+            self._driver.run(self._session.close_stream())
 
     def _leave(self, seconds: float) -> None:
         with contextlib.suppress(Exception):

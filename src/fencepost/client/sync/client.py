@@ -39,8 +39,12 @@ class Client:
     def __init__(self, settings: ClientSettings) -> None:
         self._driver = Driver(settings)
 
-    def stream(self, path: str, *, content_type: str = JSON) -> Stream:
-        """A stream by its path, without asking the server; JSON unless told otherwise."""
+    def stream(self, path: str, *, content_type: str | None = None) -> Stream:
+        """A stream by its path, or by its full URL on this server, without asking for it.
+
+        Appends take it for JSON until the server says otherwise; then its type is asked for once.
+        A producer needs `content_type` where it is not JSON.
+        """
         return Stream(self._driver, path, content_type)
 
     def create(
@@ -53,7 +57,10 @@ class Client:
         expires_at: datetime | str | None = None,
         closed: bool = False,
     ) -> Stream:
-        """Make a stream, perhaps with messages in it; fine if it exists as it would be made."""
+        """Make a stream, perhaps with messages in it; fine if it exists as it would be made.
+
+        `is_new` of the stream says whether this made it.
+        """
         creation = Creation(
             content_type=content_type,
             ttl_seconds=ttl_seconds,
@@ -62,8 +69,9 @@ class Client:
         )
         given = list(messages)
         body = operations.encode_messages(given, content_type) if given else b""
-        self._driver.run(operations.create(self._driver.settings, path, creation, body))
-        return Stream(self._driver, path, content_type)
+        operations.check_origin(self._driver.settings, path)
+        made = self._driver.run(operations.create(self._driver.settings, path, creation, body))
+        return Stream(self._driver, path, content_type, made.is_new)
 
     def streams(self, *, match: str | None = None, after: str | None = None) -> Listing[StreamInfo]:
         """The streams whose paths match a pattern (`orders/*`, `**`), in the order of paths."""

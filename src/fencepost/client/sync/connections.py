@@ -24,7 +24,14 @@ from fencepost.client.errors import (
     RequestTimeoutError,
     ResponseError,
 )
-from fencepost.client.http import Address, Request, Response, ResponseParser, render_head
+from fencepost.client.http import (
+    Address,
+    Request,
+    Response,
+    ResponseParser,
+    render_head,
+    wire_target,
+)
 from fencepost.client.settings import ClientSettings, Timeouts
 from fencepost.client.wires import Wire, call, sleep, wait
 from fencepost.clock import Clock
@@ -211,9 +218,8 @@ class Driver:
             operation.close()
 
     def _locate(self, error: FencepostError, asked: Request, response: Response | None) -> None:
-        prefix = "" if asked.absolute else self.settings.address.prefix
         # The query is left out: it may hold a secret.
-        path = prefix + asked.target.partition("?")[0]
+        path = wire_target(self.settings.address, asked).partition("?")[0]
         if isinstance(error, ResponseError):
             error.locate(asked.method, path, error.status, error.headers)
         elif response is None:

@@ -8,12 +8,20 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar, overload
 
 from fencepost.client import operations
+from fencepost.client.errors import (
+    ConflictError,
+    FencepostError,
+    SequenceGapError,
+    StreamClosedError,
+    StreamSeqError,
+)
 from fencepost.client.operations import Condition, Creation, Producing
 from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import OnAck, OnError
 from fencepost.client.producer.sync import IdempotentProducer
 from fencepost.client.reading import Follower, Live, Reader
 from fencepost.client.results import Appended, Head
+from fencepost.client.settings import JSON
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.readings import Reading
 
@@ -23,10 +31,19 @@ T = TypeVar("T")
 class Stream:
     """One stream of a server."""
 
-    def __init__(self, driver: Driver, path: str, content_type: str) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        path: str,
+        content_type: str | None = None,
+        is_new: bool | None = None,
+    ) -> None:
         self._driver = driver
-        self.path = operations.check_path(path)
-        self.content_type = content_type
+        self._is_typed = content_type is not None
+        self.path = operations.check_origin(driver.settings, path)
+        self.content_type = content_type or JSON
+        self.is_new = is_new
+        """Of `create`: whether it made the stream; None when that is not known."""
 
     def __repr__(self) -> str:
         return f"<Stream {self.path!r} of {self.content_type}>"
@@ -62,7 +79,6 @@ class Stream:
             producer_if: The epoch and seq where the producer must be.
             strict: Refuse a duplicate of the producer that has other bytes.
         """
-        body = operations.encode_message(data, self.content_type)
         condition = Condition(
             close=close,
             if_match=if_match,
@@ -74,7 +90,7 @@ class Stream:
             producer_if=producer_if,
             strict=strict,
         )
-        return self._append(body, condition, retry=retry)
+        return self._store([data], condition, retry=retry)
 
     def append_many(
         self,
@@ -92,7 +108,6 @@ class Stream:
         retry: bool = True,
     ) -> Appended:
         """Store several messages in one step, all or none; the options are those of `append`."""
-        body = operations.encode_messages(messages, self.content_type)
         condition = Condition(
             close=close,
             if_match=if_match,
@@ -104,7 +119,7 @@ class Stream:
             producer_if=producer_if,
             strict=strict,
         )
-        return self._append(body, condition, retry=retry)
+        return self._store(list(messages), condition, retry=retry)
 
     def producer(
         self,
@@ -223,6 +238,27 @@ class Stream:
         """Close the stream: readers see its end, writers are refused. Closing again is fine."""
         return self._append(b"", Condition(close=True), retry=False)
 
+    def _store(self, messages: list[Any], condition: Condition, *, retry: bool) -> Appended:
+        """Append messages as what the stream holds, which is asked for if it is not JSON."""
+        body = operations.encode_messages(messages, self.content_type)
+        try:
+            return self._append(body, condition, retry=retry)
+        except ConflictError as error:
+            known = isinstance(error, StreamSeqError | StreamClosedError | SequenceGapError)
+            if self._is_typed or known:
+                raise
+            self._learn_type(error)
+        body = operations.encode_messages(messages, self.content_type)
+        return self._append(body, condition, retry=retry)
+
+    def _learn_type(self, error: FencepostError) -> None:
+        """Ask for the type of a stream that was opened without one; raise if it is JSON indeed."""
+        found = self.head()
+        self._is_typed = True
+        if operations.is_json(found.content_type):
+            raise error
+        self.content_type = found.content_type
+
     def delete(self) -> None:
         """Remove the stream and its messages."""
         self._driver.run(operations.delete(self._driver.settings, self.path))
@@ -249,7 +285,7 @@ class Stream:
             expires_at=expires_at,
         )
         made = self._driver.run(operations.create(self._driver.settings, path, creation))
-        return Stream(self._driver, path, made.content_type)
+        return Stream(self._driver, path, made.content_type, made.is_new)
 
     def _append(self, body: bytes, condition: Condition, *, retry: bool) -> Appended:
         return self._driver.run(
