@@ -20,7 +20,7 @@ NEW_PARTS = (
     r"fencepost\.(events|outbox|http\.websocket|pipeline\.reactions|server\.(groups|mesh)"
     r"|protocol\.(acks|envelopes|features|fingerprints|group_operations|groups|leases|meshes|sends"
     r"|sessions|strict_json|timing)"
-    r"|store\.(group_contract|postgres\.groups|write\.(group_decider|groups)))\b"
+    r"|store\.(group_contract|(check|postgres|write)\.groups|write\.group_decider))\b"
 )
 """Modules and packages that came after the aims were set."""
 
