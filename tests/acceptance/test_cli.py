@@ -504,6 +504,38 @@ def test_writers_are_listed_and_forgotten(shell: Shell) -> None:
     assert "no writer of this name" in shell.refusal("forget-writer", "by-day", "--yes")
 
 
+def test_a_stream_is_truncated(shell: Shell) -> None:
+    stream = shell.client.create("ledger")
+    middle = stream.append_many([1, 2]).next_offset
+    stream.append(3)
+
+    assert "--yes" in shell.refusal("truncate", "ledger", "--before", middle, code=2)
+    left = json.loads(shell.run("truncate", "ledger", "--before", middle, "-y", "--json").stdout)
+
+    assert left["first_offset"] == middle
+    assert stream.read(offset=middle).messages() == [3]
+    assert "no stream" in shell.refusal("truncate", "none", "--before", "now", "-y")
+
+
+def test_the_log_shows_all_streams_in_order(shell: Shell) -> None:
+    head = shell.client.log_head()
+    shell.client.create("logged/a").append({"n": 1}, key="k-1")
+    shell.client.create("logged/b", content_type="text/plain").append("text")
+    after = ("--after", str(head))
+
+    shown = shell.run("log", "logged/*", *after).stdout
+    listed = shell.lines("log", "logged/*", *after, "--json")
+    one = shell.lines("log", "logged/*", *after, "--limit", "1", "--json")
+
+    assert '{"n": 1}' in shown
+    assert "logged/b" in shown
+    assert [entry["stream"] for entry in listed] == ["logged/a", "logged/b"]
+    assert [entry["data"] for entry in one] == [{"n": 1}]
+    keys = shell.lines("keys", "logged/a", "--json")
+    assert [key["key"] for key in keys] == ["k-1"]
+    assert "k-1" in shell.run("keys").stdout
+
+
 # What goes wrong
 
 

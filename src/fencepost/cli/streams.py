@@ -148,6 +148,30 @@ def rm(
         _say({"path": stream, "deleted": True}, as_json)
 
 
+def truncate(
+    stream: Path,
+    before: Annotated[
+        str, typer.Option("--before", help="Drop what lies before this offset; now: everything.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop the messages of a stream before an offset; its offsets go on as they were.
+
+    Examples:
+
+      fencepost truncate orders/7 --before now --yes
+    """
+    with talking(url, token, as_json=as_json) as client:
+        if not yes:
+            ask(f"Drop everything in {stream} before {before}?")
+        left = client.stream(stream).truncate(before=before)
+        facts = {"path": stream, "first_offset": left.first_offset, "tail": left.next_offset}
+        _say(facts, as_json)
+
+
 def fork(
     source: Path,
     new: Annotated[str, typer.Argument(help="Path of the new stream.")],

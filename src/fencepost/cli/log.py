@@ -1,0 +1,94 @@
+"""`fencepost log` and `keys`: the log of all streams, and the keys that the server remembers."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+import fencepost
+from fencepost.cli.options import AsJson, Token, Url
+from fencepost.cli.render import show_lines, show_table, talking
+
+
+def log(
+    match: Annotated[
+        list[str] | None,
+        typer.Argument(help="Which paths: * is one segment, ** any; all without it."),
+    ] = None,
+    after: Annotated[
+        int, typer.Option(help="Begin behind this position; -1 is the beginning.", min=-1)
+    ] = -1,
+    until: Annotated[int | None, typer.Option(help="End at this position.", min=0)] = None,
+    limit: Annotated[int | None, typer.Option(help="Show so many entries at most.", min=1)] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the messages of all streams in the one order in which they were stored.
+
+    Examples:
+
+      fencepost log
+      fencepost log 'orders/*' --after 1000 --limit 20
+      fencepost log --follow --json | jq .data
+    """
+    with talking(url, token, as_json=as_json) as client:
+        entries = client.log(
+            after=after, until=until, match=match or None, follow=follow, skip_pruned=True
+        )
+        shown = islice(entries, limit)
+        if as_json or follow:
+            show_lines(shown)
+            return
+        rows = ((one.position, one.stream, _stored(one), _content(one)) for one in shown)
+        show_table(
+            ("position", "stream", "stored", "message"), rows, empty="the log has no entries"
+        )
+
+
+def keys(
+    stream: Annotated[
+        str | None, typer.Argument(help="Only the keys of this stream; all without it.")
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List idempotency keys that the server remembers: of which request, and for how long.
+
+    Examples:
+
+      fencepost keys
+      fencepost keys orders/7 --json | jq .key
+    """
+    with talking(url, token, as_json=as_json) as client:
+        listed = client.keys()
+        found = (one for one in listed if stream in (None, one.stream))
+        if as_json:
+            show_lines(found)
+            return
+        rows = (
+            (one.key, one.stream or "a commit", one.position, one.created, one.expires or "kept")
+            for one in found
+        )
+        columns = ("key", "stream", "position", "created", "expires")
+        show_table(columns, rows, empty="no keys match")
+
+
+def _stored(entry: fencepost.LogEntry) -> datetime:
+    return datetime.fromtimestamp(entry.timestamp_ms / 1000, UTC)
+
+
+def _content(entry: fencepost.LogEntry) -> str:
+    if entry.marker is not None:
+        return f"({entry.marker})"
+    if entry.data_base64 is not None:
+        return f"base64 {entry.data_base64}"
+    return json.dumps(entry.data, ensure_ascii=False)
