@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -121,16 +122,18 @@ def place(
     *principals: dict[str, Any],
     rules: Iterable[dict[str, Any]] = (),
     arguments: Iterable[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
     **settings: object,
 ) -> Iterator[Place]:
     """A server with these principals on a folder or a database; `settings` are those of [auth]."""
-    environment = {
+    given = {
+        **environment,
         "FENCEPOST_PRINCIPALS": json.dumps(principals),
         "FENCEPOST_PRODUCER_RULES": json.dumps(list(rules)),
         **{f"FENCEPOST_AUTH_{key.upper()}": str(value) for key, value in settings.items()},
     }
     sent = ("--long-poll-ms", "200", *arguments)
-    with server_at(store, sent, environment) as process:
+    with server_at(store, sent, given) as process:
         found = Place(process)
         try:
             yield found

@@ -69,6 +69,8 @@ def serving(data: Path) -> Iterator[ServerProcess]:
                 f"{process.url}/v1/stream/{path}", headers={"Content-Type": kind}, content=b"[1,2]"
             )
             assert made.status_code == 201
+        group = httpx.put(f"{process.url}/v1/groups/workers", json={"sources": ["objects"]})
+        assert group.status_code == 201
         yield process
 
 

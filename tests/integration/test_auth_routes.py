@@ -16,6 +16,7 @@ NOBODY = frozenset(("admin",))
 METHODS = ("get", "head", "post", "put", "delete", "patch")
 SUBSCRIPTION = "/v1/stream/__ds/subscriptions/{id}"
 WRITER = "/v1/writers/{name}"
+GROUP = "/v1/groups/{group}"
 WAKE_TOKEN = ("token_missing", "token_invalid")
 
 
@@ -79,6 +80,29 @@ TABLE: dict[tuple[str, str], Route] = {
         )
         for action in ("ack", "callback", "release")
     },
+    ("get", "/v1/groups"): Route(EVERYBODY),
+    ("put", GROUP): Route(only("create"), json={"sources": ["a/*"]}),
+    ("get", GROUP): Route(only("read")),
+    ("delete", GROUP): Route(only("delete")),
+    ("post", f"{GROUP}/correlate"): Route(only("claim"), json={"after": -1, "until": -1}),
+    ("post", f"{GROUP}/claim"): Route(only("claim"), json={"worker": "w"}),
+    ("post", f"{GROUP}/ack"): Route(only("claim"), json={"items": []}),
+    ("post", f"{GROUP}/renew"): Route(only("claim"), json={"tokens": []}),
+    ("post", f"{GROUP}/release"): Route(only("claim"), json={"tokens": []}),
+    **{
+        ("post", f"{GROUP}/{action}"): Route(
+            NOBODY, json={"filter": {}, "until_ms": 1, "priority": 1}
+        )
+        for action in ("unblock", "reset", "defer", "prioritize", "skip")
+    },
+    **{
+        ("post", f"{GROUP}/{action}"): Route(NOBODY, json={"filter": {}})
+        for action in ("park", "replay")
+    },
+    **{
+        ("get", f"{GROUP}/{what}"): Route(only("read"))
+        for what in ("streams", "parked", "workers", "stats", "events")
+    },
     ("get", "/v1/stream/__ds/jwks.json"): Route(EVERYBODY, open=True),
     ("get", "/healthz"): Route(EVERYBODY, open=True),
     ("get", "/readyz"): Route(NOBODY),
@@ -91,7 +115,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     who = [principal(verb, ("**", [verb])) for verb in VERBS]
     none = principal("none")
     admin = principal("admin", ("**", ["admin"]))
-    with place(tmp_path_factory.mktemp("routes"), ROOT, admin, none, *who) as found:
+    # A feed is a route like others, and shall not be waited for.
+    soon = {"FENCEPOST_SERVER_SSE_MS": "50"}
+    folder = tmp_path_factory.mktemp("routes")
+    with place(folder, ROOT, admin, none, *who, environment=soon) as found:
         yield found
 
 
@@ -132,7 +159,7 @@ def test_nobody_gets_further_than_the_door(here: Place, method_and_path: tuple[s
 
 
 def test_a_route_that_nobody_knows_is_for_administrators(here: Place) -> None:
-    for path in ("/v1/groups/g/claim", "/v1/mesh/m", "/_/", "/", "/v1/log/", "/healthz/"):
+    for path in ("/v1/groups/g/other", "/v1/mesh/m", "/_/", "/", "/v1/log/", "/healthz/"):
         assert here("read").get(path).status_code == 403
         assert here(None).get(path).status_code == 401
         assert here("admin").get(path).status_code == 404
@@ -156,9 +183,11 @@ def ask(here: Place, name: str | None, method_and_path: tuple[str, str]) -> http
     }
     here("root").client.put(SUBSCRIPTION.format(id="theirs"), json=body)
     here("root").client.post(WRITER.format(name="theirs"), json={"query": "q"})
+    here("root").client.put(GROUP.format(group="theirs"), json={"sources": ["a/*"]})
     method, path = method_and_path
     route = TABLE[method_and_path]
     values = {"path": "s", "txn": "t", "part": f"p-{name}", "id": "theirs", "name": "theirs"}
+    values["group"] = "theirs"
     if method == "put":
         values["id"] = f"new-{name}"
     if method == "post":

@@ -26,6 +26,7 @@ from tests.serving import ServerProcess
 ROOT = Path(__file__).parents[2]
 METHODS = ("get", "head", "post", "put", "delete", "patch")
 EXISTING = {"path": "objects", "txn": "load-7", "part": "p0", "id": "billing", "name": "sink"}
+EXISTING |= {"group": "workers"}
 
 
 @pytest.fixture(scope="module")

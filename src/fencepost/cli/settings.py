@@ -1,6 +1,7 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
-The file has a table for each layer: [server], [http], [limits], [subscriptions], [auth], [store].
+The file has a table for each layer: [server], [http], [limits], [subscriptions], [auth], [groups],
+[store].
 A key that no layer knows is an error: a misspelt limit is no limit. An environment variable is
 FENCEPOST_ and the table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS. Beside the tables
 the file may have any number of [[retention]] policies, [[principals]] and [[producer_rules]]; the
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ import platformdirs
 from fencepost.clock import SystemClock
 from fencepost.http.settings import HttpSettings
 from fencepost.protocol.globs import BadGlob, parse_glob
+from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.retention import Policy, Retention
 from fencepost.server.auth import Auth, AuthConfigError
@@ -47,6 +49,7 @@ TABLES: dict[str, type] = {
     "limits": Limits,
     "subscriptions": SubscriptionSettings,
     "auth": AuthSettings,
+    "groups": GroupLimits,
     "store": SqliteSettings,
 }
 _COMPOSED = {
@@ -102,14 +105,16 @@ def load(
     )
     for table, values in (*environment.items(), *overrides.items()):
         tables.setdefault(table, {}).update(values)
+    groups = _make("groups", GroupLimits, tables)
     server = ServerSettings(
         http=_make("http", HttpSettings, tables),
         limits=_make("limits", Limits, tables),
         subscriptions=_make("subscriptions", SubscriptionSettings, tables),
         auth=_auth(tables, lists),
+        groups=groups,
         **_checked("server", ServerSettings, tables),
     )
-    return server, _store(places, tables, policies)
+    return server, replace(_store(places, tables, policies), groups=groups)
 
 
 def load_store(config: Path | None, *, folder: Path | None, url: str | None) -> AnyStoreSettings:

@@ -21,6 +21,7 @@ from fencepost.protocol.claims import (
     is_completed,
     refuse,
 )
+from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Remembered, Stream, pack
@@ -61,8 +62,9 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 class Conditions(msgspec.Struct, frozen=True, gc=False):
     """What must hold for an append to be accepted, beyond the order of its producer."""
 
-    if_match: Offset | Literal["*"] | None = None
-    """The tail must be here; `*`: the stream must exist."""
+    if_match: Offset | int | Literal["*"] | None = None
+    """The tail must be here, or the last message must have this version; `*`: the stream must
+    exist."""
     if_empty: bool = False
     """The stream must be empty, or not exist: then it is made (If-None-Match: *)."""
     create_as: str | None = None
@@ -73,6 +75,8 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
     """A duplicate with another content is refused, not answered as done."""
     key: str | None = None
     """The Idempotency-Key."""
+    lease: LeaseRef | None = None
+    """This lease must be current."""
 
     @property
     def makes(self) -> str | None:
@@ -217,6 +221,8 @@ AppendOutcome = (
     | EpochGuarded
     | ClaimCompleted
     | TooFast
+    | LeaseLost
+    | GroupGone
 )
 
 
@@ -226,13 +232,15 @@ def decide_append(
     request: Append,
     *,
     key: KeyRecord | None = None,
+    lost: LeaseLost | GroupGone | None = None,
     position: int,
     now_ms: int,
 ) -> AppendOutcome:
     """What `request` does to `stream`.
 
     `producer` is what its producer id has done before, `key` what its Idempotency-Key stands for,
-    `position` the one that its first message gets if it is accepted.
+    `lost` says that its lease is not current, `position` is the one that its first message gets if
+    it is accepted.
     """
     claim = request.producer
     conditions = request.conditions or NO_CONDITIONS
@@ -267,9 +275,12 @@ def decide_append(
         if refused is not None:
             return refused
     if request.conditions is not None and (
-        conditions.if_match is not None or conditions.if_empty or conditions.producer_if is not None
+        conditions.if_match is not None
+        or conditions.if_empty
+        or conditions.producer_if is not None
+        or lost is not None
     ):
-        unmet = _unmet(stream, producer, conditions)
+        unmet = _unmet(stream, producer, conditions, lost)
         if unmet is not None:
             return unmet
     if request.seq is not None and stream.seq is not None and request.seq <= stream.seq:
@@ -365,14 +376,23 @@ def _out_of_sequence(
 
 
 def _unmet(
-    stream: Stream, producer: Producer | None, conditions: Conditions
-) -> ProducerMoved | TailMoved | None:
+    stream: Stream,
+    producer: Producer | None,
+    conditions: Conditions,
+    lost: LeaseLost | GroupGone | None,
+) -> ProducerMoved | LeaseLost | GroupGone | TailMoved | None:
     """The first condition that does not hold; None when all do."""
     wanted = conditions.producer_if
     if wanted is not None and (producer is None or (producer.epoch, producer.seq) != wanted):
         return ProducerMoved(*(None, None) if producer is None else (producer.epoch, producer.seq))
+    if lost is not None:
+        return lost
     tail = stream.tail
-    if conditions.if_match is not None and conditions.if_match not in ("*", tail):
+    wanted_tail = conditions.if_match
+    if isinstance(wanted_tail, int):
+        if tail.messages - 1 != wanted_tail:
+            return TailMoved(tail)
+    elif wanted_tail is not None and wanted_tail not in ("*", tail):
         return TailMoved(tail)
     if conditions.if_empty and tail.messages > 0:
         return TailMoved(tail)

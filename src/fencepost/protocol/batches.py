@@ -155,3 +155,15 @@ def digest(content_type: str, closes: bool, data: bytes) -> bytes:
 def _fields(content_type: str, closes: bool) -> bytes:
     # No content type holds a NUL, so the data cannot imitate the fields before it.
     return b"%d%b\0" % (closes, content_type.encode())
+
+
+def split(lengths: bytes, data: bytes) -> list[bytes]:
+    """The messages of a batch, which may have a byte between them or not."""
+    sizes = array("I", lengths)
+    gap = 1 if len(data) > sum(sizes) else 0
+    messages = []
+    at = 0
+    for size in sizes:
+        messages.append(data[at : at + size])
+        at += size + gap
+    return messages

@@ -167,7 +167,8 @@ def decide_standings(
 class AuditEvent(NamedTuple):
     """Something that the audit stream tells."""
 
-    kind: Literal["epoch_raised", "override", "refused"]
+    kind: str
+    """`epoch_raised`, `override`, `refused`, or what an operator did to a group."""
     at_ms: int
     principal: str
     stream: str
@@ -177,6 +178,8 @@ class AuditEvent(NamedTuple):
     holder: str
     reason: str
     code: str | None = None
+    targets: tuple[str, ...] | None = None
+    """The targets of a group that an operator changed."""
 
 
 def audit(

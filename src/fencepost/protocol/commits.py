@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fencepost.protocol.acks import Ack
 from fencepost.protocol.appends import (
     AlreadyClosed,
     Append,
@@ -20,6 +21,7 @@ from fencepost.protocol.appends import (
     Duplicate,
     Replayed,
 )
+from fencepost.protocol.leases import AckInvalid, GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.writers import BatchDone, WriterBatch, WriterRefusal
 
 
@@ -59,6 +61,9 @@ class Commit(NamedTuple):
     named: Named | None = None
     """What its items name, if the parser has put it together already: of many that takes time. The
     store that carries the commit out empties it."""
+
+    leases: Sequence[tuple[LeaseRef, Ack]] = ()
+    """Leases that must be current. The commit acks them: effects and ack are one."""
 
     def names(self) -> Named:
         """What its items name."""
@@ -174,6 +179,13 @@ class CommitPartial(NamedTuple):
     duplicates: tuple[int, ...]
 
 
+class CommitLeaseLost(NamedTuple):
+    """A lease of the commit is not current, or says what cannot be; nothing was done."""
+
+    lease: int
+    reason: LeaseLost | GroupGone | AckInvalid
+
+
 CommitOutcome = (
     Committed
     | CommittedInSlices
@@ -182,6 +194,7 @@ CommitOutcome = (
     | CommitKeyReused
     | CommitRefused
     | CommitPartial
+    | CommitLeaseLost
     | BatchDone
     | WriterRefusal
 )

@@ -33,6 +33,9 @@ VERBS = {
 AUDIT = "__audit"
 """The path of the audit stream; this segment is reserved, alone and with more behind it."""
 
+GROUPS = "__groups"
+"""The first segment of the path that grants on a group are about; reserved as well."""
+
 REMEMBERED_MAX = 16_384
 """Answers about paths and ids that are kept for each principal."""
 

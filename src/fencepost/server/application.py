@@ -115,6 +115,7 @@ class Application:
         """Answer every client that waits for news: the server is going down."""
         self._handlers.streams.stop_waiting()
         self._handlers.logs.stop_waiting()
+        self._handlers.groups.stop_waiting()
 
     async def close(self) -> None:
         """End the handlers that still run."""
@@ -141,6 +142,7 @@ _REQUEST_HEADERS = ", ".join(
         "If-None-Match",
         "Idempotency-Key",
         "Last-Event-ID",
+        "Lease-Token",
         "Producer-Epoch",
         "Producer-Id",
         "Producer-If",

@@ -16,6 +16,7 @@ from fencepost.server.access import SEAL_SECRET, Gate, Seal
 from fencepost.server.application import Application
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
+from fencepost.server.groups.http import Groups
 from fencepost.server.handlers.commits import Commits
 from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
@@ -24,6 +25,8 @@ from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.streams import Streams
 from fencepost.server.handlers.tokens import KEY_BYTES, TOKEN_SECRET, ReadTokens, Tokens
 from fencepost.server.handlers.writers import Writers
+from fencepost.server.lease_tokens import SECRET as LEASE_SECRET
+from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.server.metrics import Metrics
 from fencepost.server.origins import Origins
 from fencepost.server.routes import Handlers
@@ -107,9 +110,15 @@ class Assembly:
         self.metrics.watch_subscriptions(self._subscriptions)
         tails = Tails(store)
         reads = Reads(store, tails, clock, settings, shared=gate is None)
+        tokens = LeaseTokens(await opened.secret(LEASE_SECRET, clock.token(32)))
+        groups = Groups(
+            store, opened.groups, clock, settings, tokens, is_shared=opened.leading is not None
+        )
+        self.metrics.watch_groups(groups.working)
         handlers = Handlers(
-            streams=Streams(store, reads, settings, is_authorized=gate is not None),
-            commits=Commits(store, settings.limits),
+            streams=Streams(store, reads, settings, tokens, is_authorized=gate is not None),
+            commits=Commits(store, settings.limits, tokens, settings.groups),
+            groups=groups,
             logs=Logs(opened.logs, store.listen, clock, settings),
             lists=Lists(opened.lists, settings, seal),
             writers=Writers(store, opened.lists, settings),

@@ -73,6 +73,9 @@ class Audit:
         }
         if event.code is not None:
             shown["code"] = event.code
+        if event.targets is not None:
+            shown = {name: shown[name] for name in ("type", "at", "principal", "stream", "reason")}
+            shown["targets"] = event.targets
         suppressed = self._suppressed.pop(event.principal, 0)
         if suppressed:
             shown["refusals_left_out"] = suppressed

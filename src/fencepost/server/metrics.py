@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from fencepost.http.front import HttpCounters
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
+from fencepost.server.groups.working import Working
 from fencepost.server.subscriptions.registry import Counts, Registry
 from fencepost.server.tails import Tails
 from fencepost.store.contract import Counters
@@ -74,6 +75,7 @@ class Metrics:
         self._counters = opened.counters
         self._tails: Tails | None = None
         self._subscriptions: Subscribed | None = None
+        self._groups: Working | None = None
         self._http: HttpCounters | None = None
         self.worker: int | None = None
         """Which of several workers this is; each has metrics of its own."""
@@ -90,6 +92,9 @@ class Metrics:
 
     def watch_subscriptions(self, subscriptions: Subscribed) -> None:
         self._subscriptions = subscriptions
+
+    def watch_groups(self, groups: Working) -> None:
+        self._groups = groups
 
     def watch_auth(self, auth: Auth, audit: Audit) -> None:
         self._auth = (auth, audit)
@@ -147,6 +152,8 @@ class Metrics:
             )
         if self._subscriptions is not None:
             yield from _subscription_families(self._subscriptions)
+        if self._groups is not None:
+            yield from _group_families(self._groups)
         if self._http is not None:
             yield from _http_families(self._http)
         if self._auth is not None:
@@ -173,6 +180,23 @@ def _subscription_families(subscriptions: Subscribed) -> Iterator[Metric]:
     yield _counter("fencepost_subscription_acks", "Callbacks and acks applied", counts.acks)
     yield _counter("fencepost_subscription_fenced", "Workers told they are late", counts.fenced)
     yield _counter("fencepost_subscription_expired", "Leases that ran out", counts.expired)
+
+
+def _group_families(groups: Working) -> Iterator[Metric]:
+    yield _gauge("fencepost_group_claims_waiting", "Claims that wait", groups.waiters_count)
+    for name, text in (
+        ("claims", "Leases given to workers"),
+        ("acks", "Leases that were acked"),
+        ("retries", "Failures that are tried again"),
+        ("blocked", "Targets that were blocked"),
+        ("parked", "Events that were set aside"),
+        ("lost", "Workers that let a lease expire"),
+        ("pruned", "Leases whose events were gone from the log"),
+    ):
+        family = CounterMetricFamily(f"fencepost_group_{name}", text, labels=("group",))
+        for group, known in groups.known.items():
+            family.add_metric((group,), getattr(known.counted, name))
+        yield family
 
 
 def _auth_families(auth: Auth, audit: Audit, counts: Counters) -> Iterator[Metric]:

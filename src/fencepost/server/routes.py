@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from fencepost.http.messages import Answer, Request
+from fencepost.server.groups.http import Groups
 from fencepost.server.handlers.commits import Commits
 from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
@@ -78,6 +79,7 @@ class Handlers(NamedTuple):
     lists: Lists
     writers: Writers
     tokens: Tokens
+    groups: Groups
     operations: Operations
     subscriptions: OwnSubscriptions | LedSubscriptions
 
@@ -88,6 +90,7 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
     readyz: Who = "all" if auth.readyz_open else "administrators"
     metrics: Who = "all" if auth.metrics_open else "administrators"
     subscription = "/v1/stream/__ds/subscriptions/{id}"
+    group = "/v1/groups/{group}"
     return (
         Route(
             "/v1/stream/{path...}",
@@ -119,6 +122,31 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
             DELETE=to.writers.forget,
         ),
         Route("/v1/tokens", "principals", POST=to.tokens.make),
+        Route("/v1/groups", "principals", GET_or_HEAD=to.groups.list),
+        Route(
+            group,
+            "principals",
+            GET_or_HEAD=to.groups.show,
+            PUT=to.groups.put,
+            DELETE=to.groups.delete,
+        ),
+        Route(f"{group}/correlate", "principals", POST=to.groups.correlate),
+        Route(f"{group}/claim", "principals", POST=to.groups.claim),
+        Route(f"{group}/ack", "principals", POST=to.groups.ack),
+        Route(f"{group}/renew", "principals", POST=to.groups.renew),
+        Route(f"{group}/release", "principals", POST=to.groups.release),
+        Route(f"{group}/unblock", "principals", POST=to.groups.unblock),
+        Route(f"{group}/reset", "principals", POST=to.groups.reset),
+        Route(f"{group}/defer", "principals", POST=to.groups.defer),
+        Route(f"{group}/prioritize", "principals", POST=to.groups.prioritize),
+        Route(f"{group}/skip", "principals", POST=to.groups.skip),
+        Route(f"{group}/park", "principals", POST=to.groups.park),
+        Route(f"{group}/replay", "principals", POST=to.groups.replay),
+        Route(f"{group}/streams", "principals", GET_or_HEAD=to.groups.streams),
+        Route(f"{group}/parked", "principals", GET_or_HEAD=to.groups.parked),
+        Route(f"{group}/workers", "principals", GET_or_HEAD=to.groups.workers),
+        Route(f"{group}/stats", "principals", GET_or_HEAD=to.groups.stats),
+        Route(f"{group}/events", "principals", GET_or_HEAD=to.groups.events),
         Route(
             subscription,
             "principals",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fencepost.http.settings import HttpSettings
+from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.limits import Limits
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 
@@ -115,6 +116,7 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     subscriptions: SubscriptionSettings = field(default_factory=SubscriptionSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
+    groups: GroupLimits = field(default_factory=GroupLimits)
 
     long_poll_ms: int = 30_000
     """How long a long-poll waits for data before it is answered 204."""

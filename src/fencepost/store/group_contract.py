@@ -7,7 +7,7 @@ is durable. A request that names no group that exists comes to `GroupMissing`, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from fencepost.protocol.acks import Ack, Word
 from fencepost.protocol.groups import (
@@ -98,6 +98,9 @@ class Operate(NamedTuple):
     until_ms: int = 0
     priority: int = 0
     rows_max: int = 500
+    principal: str | None = None
+    """Who asks, for the audit stream; None without authorization."""
+    reason: str = ""
 
 
 class ParkEvents(NamedTuple):
@@ -108,6 +111,8 @@ class ParkEvents(NamedTuple):
     events: Sequence[tuple[str, int]] | None
     filter: Filter
     limit: int = 100
+    principal: str | None = None
+    reason: str = ""
 
 
 GroupRequest = (
@@ -165,6 +170,8 @@ class AckItem(NamedTuple):
     outcome: Word
     at: int | None
     failed: int | None = None
+    has_work: bool = False
+    """Whether the target can be claimed again, now or later."""
 
 
 class AckDone(NamedTuple):
@@ -213,3 +220,124 @@ GroupOutcome = (
     | RenewDone
     | Changed
 )
+
+
+# Reading: none of this takes a lease or waits for one
+
+
+class EventSpan(NamedTuple):
+    """The events that a lease is about: those of its source behind `after`, up to `until`."""
+
+    source: str
+    after: int
+    until: int
+    left_out: frozenset[int] = frozenset()
+    """Positions that are parked."""
+    replayed: tuple[int, ...] = ()
+    """Parked positions that are given out again."""
+
+
+class Event(NamedTuple):
+    """One message, as a worker gets it."""
+
+    path: str
+    stream: int
+    content_type: str
+    position: int
+    start_bytes: int
+    version: int
+    at_ms: int
+    producer: tuple[str, int, int] | None
+    data: bytes
+    replayed: bool = False
+
+
+class SpanEvents(NamedTuple):
+    """What a span holds: its first events, and how far the server has looked."""
+
+    events: Sequence[Event]
+    read_to: int
+    pruned: tuple[int, int] | None = None
+    """The first and the last position between which events are gone."""
+
+
+class Correlation(NamedTuple):
+    """A piece of the log, and the targets that its events concern."""
+
+    after: int
+    until: int
+    found: Sequence[Correlated]
+
+
+class LaneStats(NamedTuple):
+    """The targets of one lane."""
+
+    lane: str
+    idle: int = 0
+    ready: int = 0
+    leased: int = 0
+    deferred: int = 0
+    blocked: int = 0
+    oldest: int | None = None
+    """The oldest position that waits."""
+    oldest_ms: int | None = None
+    """When it was written."""
+    lag: int = 0
+    """Positions between what was processed and what there is to process, of all targets."""
+
+
+class WorkerRow(NamedTuple):
+    """A worker and the leases that it holds."""
+
+    worker: str
+    leases: int
+    first_end_ms: int
+    last_end_ms: int
+
+
+class GroupReads(Protocol):
+    """Groups, their targets and events, as committed."""
+
+    async def head(self) -> int:
+        """The last position of the log that may be read."""
+        ...
+
+    async def find(self, name: str) -> Group | None:
+        """A group by its name."""
+        ...
+
+    async def groups(self, after: str, limit: int) -> list[Group]:
+        """A page of groups, by their names."""
+        ...
+
+    async def correlation(self, group: Group) -> Correlation | None:
+        """The next piece of the log behind the group's watermark; None when there is none."""
+        ...
+
+    async def events(
+        self, spans: Sequence[EventSpan], names: Sequence[str], *, events_max: int, bytes_max: int
+    ) -> list[SpanEvents]:
+        """The first events of each span."""
+        ...
+
+    async def targets(
+        self, group_id: int, after: str, limit: int, *, blocked: bool
+    ) -> list[Target]:
+        """A page of targets, by their names; `blocked`: only such."""
+        ...
+
+    async def target(self, group_id: int, target: str) -> Target | None:
+        """One target."""
+        ...
+
+    async def parked(self, group_id: int, after: tuple[str, int], limit: int) -> list[Parked]:
+        """A page of parked events, by target and position."""
+        ...
+
+    async def workers(self, group_id: int, after: str, limit: int) -> list[WorkerRow]:
+        """A page of workers that hold leases."""
+        ...
+
+    async def stats(self, group_id: int) -> list[LaneStats]:
+        """How many targets are in which state, lane by lane."""
+        ...

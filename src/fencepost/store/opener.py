@@ -26,7 +26,9 @@ from fencepost.store.contract import (
     StoreAwayError,
     SubscriptionStore,
 )
+from fencepost.store.group_contract import GroupReads
 from fencepost.store.log_contract import ListStore, LogStore
+from fencepost.store.read.groups import SqlGroupReads
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
 from fencepost.store.settings import PostgresSettings, SqliteSettings
@@ -59,6 +61,7 @@ class Opened:
     store: ServedStore
     logs: LogStore
     lists: ListStore
+    groups: GroupReads
     subscriptions: SubscriptionStore | None
     """Where subscriptions are kept; None where several servers share the store."""
     leading: Leadership | None = None
@@ -201,6 +204,7 @@ def _open_sqlite(
         store=store,
         logs=SqlLogs(store.readers, limits),
         lists=SqlLists(store.readers, store.decider.holds),
+        groups=SqlGroupReads(store.readers),
         subscriptions=subscriptions,
         secret=subscriptions.secret,
         background=(upkeep.run, upkeep.fold),
@@ -248,6 +252,7 @@ async def _open_postgres(
         store=store,
         logs=SqlLogs(store.readers, limits),
         lists=SqlLists(store.readers),
+        groups=SqlGroupReads(store.readers),
         subscriptions=None,
         leading=leading,
         secret=partial(secret, store),

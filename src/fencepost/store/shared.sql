@@ -118,3 +118,14 @@ SELECT count(*) FROM groups WHERE state = 0
 
 -- name: deleted_groups
 SELECT id FROM groups WHERE state = 1 ORDER BY id LIMIT 1
+
+-- name: row_around
+-- The row that a position lies in, or the last one before it.
+SELECT position, stream, kind, start_bytes, count, size FROM log
+WHERE position <= :position ORDER BY position DESC LIMIT 1
+
+-- name: streams_of_path
+-- All incarnations at a path, deleted ones included.
+SELECT id, content_type FROM streams WHERE path = :path AND state < 2
+UNION ALL
+SELECT id, content_type FROM streams WHERE path = :path AND state = 2

@@ -394,6 +394,7 @@ def test_a_raise_over_a_claim_is_told_with_who_when_and_why() -> None:
         "holder": "ann",
         "reason": "the worker is gone",
         "code": None,
+        "targets": None,
     }
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from fencepost.http.messages import Request, Response
 from fencepost.memory import dissolve, paused_collector
+from fencepost.protocol.acks import Ack, ReplayResult
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
 from fencepost.protocol.commits import (
@@ -25,6 +26,7 @@ from fencepost.protocol.commits import (
     CommitDuplicate,
     CommitItem,
     CommitKeyReused,
+    CommitLeaseLost,
     CommitOutcome,
     CommitPartial,
     CommitRefused,
@@ -46,6 +48,8 @@ from fencepost.protocol.commits import (
     UnstageOutcome,
     describe_commit,
 )
+from fencepost.protocol.groups import GroupLimits
+from fencepost.protocol.leases import LeaseRef
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import JSON, media_type
@@ -60,7 +64,8 @@ from fencepost.server import access
 from fencepost.server.handlers import parsing, rendering, writers
 from fencepost.server.handlers.parsing import RefusedError, bad, decoded, rfc3339
 from fencepost.server.handlers.querying import Parameters
-from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
+from fencepost.server.handlers.rendering import BROWSER_BLOCK, lease_refused, refused
+from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.store.contract import (
     ChunkConflict,
     Failed,
@@ -105,16 +110,30 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
     auto_create: bool = False
     key: str | None = None
     claim_end: Literal["released", "completed"] | None = None
+    lease: str | None = None
+
+
+class _Replayed(msgspec.Struct, forbid_unknown_fields=True):
+    position: int
+    error: str | None = None
+
+
+class _Lease(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+    at: int
+    replayed: list[_Replayed] = []
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
     appends: list[_Item]
     writer: writers.BatchBody | None = None
+    leases: list[_Lease] = []
 
 
 class _RawBody(msgspec.Struct, forbid_unknown_fields=True):
     appends: list[msgspec.Raw]
     writer: writers.BatchBody | None = None
+    leases: list[_Lease] = []
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -130,9 +149,17 @@ ITEMS_PER_TURN = 128
 class Commits:
     """The handlers of commits and staging. They answer from a callback, like an append."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: Store,
+        limits: Limits,
+        tokens: LeaseTokens | None = None,
+        groups: GroupLimits | None = None,
+    ) -> None:
         self._store = store
         self._limits = limits
+        self._tokens = tokens
+        self._groups = groups or GroupLimits()
 
     def commit(self, request: Request, answer: Respond) -> Awaitable[Response] | None:
         if len(request.body) > LARGE_BODY_BYTES:
@@ -166,7 +193,7 @@ class Commits:
                 await asyncio.sleep(0)
         self._check_parts(parts)
         hashing = asyncio.get_running_loop().run_in_executor(None, hashlib.sha256, request.body)
-        commit = self._commit(request, items, body.writer, (await hashing).digest(), named)
+        commit = self._commit(request, items, body, (await hashing).digest(), named)
         answered: asyncio.Future[CommitOutcome | Failed | Unknown]
         answered = asyncio.get_running_loop().create_future()
         self._store.commit(commit, lambda outcome: _resolve(answered, outcome))
@@ -207,7 +234,7 @@ class Commits:
             except RefusedError as error:
                 error.response = at_item(error.response, index)
                 raise
-        return self._commit(request, items, body.writer, hashlib.sha256(request.body).digest())
+        return self._commit(request, items, body, hashlib.sha256(request.body).digest())
 
     def _check_counts(self, appends: int, has_writer: bool) -> None:
         if not appends and not has_writer:
@@ -223,16 +250,32 @@ class Commits:
         self,
         request: Request,
         items: list[CommitItem],
-        writer: writers.BatchBody | None,
+        body: _Body | _RawBody,
         mark: bytes,
         named: Named | None = None,
     ) -> Commit:
         key = parsing.text_header(request, b"idempotency-key", self._limits.key_bytes_max)
         if key is not None:
             parsing.check_key(key)
+        writer = body.writer
         batch = None if writer is None else writers.batch_of(writer, request, self._limits)
         principal = access.name_of(request.principal)
-        return Commit(items, key, mark[:DIGEST_BYTES], principal, batch, named)
+        leases = self._leases(body.leases)
+        return Commit(items, key, mark[:DIGEST_BYTES], principal, batch, named, leases)
+
+    def _leases(self, given: list[_Lease]) -> list[tuple[LeaseRef, Ack]]:
+        if len(given) > self._groups.claim_streams_max:
+            raise limit_exceeded("claim_streams_max", self._groups.claim_streams_max)
+        leases = []
+        for index, lease in enumerate(given):
+            try:
+                ref = parsing.lease_of(lease.token, self._tokens)
+            except RefusedError as error:
+                error.response = at_lease(error.response, index)
+                raise
+            results = [replay_result(r.position, r.error, self._groups) for r in lease.replayed]
+            leases.append((ref, Ack(ref.number, lease.at, None, results)))
+        return leases
 
     def _item(self, item: _Item, request: Request) -> CommitItem:
         limits = self._limits
@@ -311,9 +354,9 @@ class Commits:
             raise bad("producer_headers_incomplete", "producer_if needs a producer")
         if item.if_match is not None and item.if_none_match is not None:
             raise bad("precondition_conflict", "give if_match or if_none_match, not both")
-        if_match: Offset | Literal["*"] | None = None
+        if_match: Offset | int | Literal["*"] | None = None
         if item.if_match is not None:
-            if_match = "*" if item.if_match == "*" else parsing.tail_offset(item.if_match)
+            if_match = "*" if item.if_match == "*" else parsing.expected_tail(item.if_match)
         key = _bounded(item.key, "key", self._limits.key_bytes_max)
         conditions = Conditions(
             if_match=if_match,
@@ -324,6 +367,7 @@ class Commits:
             ),
             strict=item.producer_strict,
             key=None if key is None else parsing.check_key(key),
+            lease=None if item.lease is None else parsing.lease_of(item.lease, self._tokens),
         )
         return None if conditions == Conditions() else conditions
 
@@ -407,6 +451,8 @@ def committed(
             )
         case CommitRefused(index, refusal):
             return at_item(_item_refused(commit.items[index].append.path, refusal), index)
+        case CommitLeaseLost(index, reason):
+            return at_lease(lease_refused(reason), index)
         case CommitPartial(duplicates):
             return refused(
                 409,
@@ -487,12 +533,46 @@ def _shown(part: Part) -> str:
     return f"the part {access.without_scope(part.txn)}/{part.part}"
 
 
-def at_item(response: Response, index: int) -> Response:
-    """A problem that says which append of a commit it is about."""
+def with_fields(response: Response, **fields: object) -> Response:
+    """A problem that says more than its code, in fields of its own."""
     assert isinstance(response.body, bytes)
     body: dict[str, Any] = msgspec.json.decode(response.body)
-    body["item"] = index
-    return Response(response.status, response.headers, msgspec.json.encode(body), response.block)
+    encoded = msgspec.json.encode(body | fields)
+    return Response(response.status, response.headers, encoded, response.block)
+
+
+def at_lease(response: Response, index: int) -> Response:
+    """A problem that says which lease of a commit it is about."""
+    return with_fields(response, lease=index)
+
+
+def replay_result(position: int, error: str | None, limits: GroupLimits) -> ReplayResult:
+    """How a replayed event ended, as a request says it."""
+    if not 0 <= position <= parsing.INTEGER_MAX:
+        raise bad("ack_invalid", "the position of a replayed event is an integer from 0 to 2^53-1")
+    return ReplayResult(position, None if error is None else error_text(error, limits))
+
+
+def limit_exceeded(limit: str, maximum: int) -> RefusedError:
+    """A 413 that names the limit."""
+    detail = f"the request goes past {limit}, which is {maximum}"
+    error = RefusedError(413, "limit_exceeded", "Limit exceeded", detail)
+    error.response = with_fields(error.response, limit=limit)
+    return error
+
+
+def error_text(error: str, limits: GroupLimits) -> str:
+    """The error of a failure, which is kept and shown."""
+    if "\0" in error:
+        raise bad("ack_invalid", "the error of a failure has no NUL")
+    if len(error.encode()) > limits.failure_bytes_max:
+        raise limit_exceeded("failure_bytes_max", limits.failure_bytes_max)
+    return error
+
+
+def at_item(response: Response, index: int) -> Response:
+    """A problem that says which append of a commit it is about."""
+    return with_fields(response, item=index)
 
 
 def staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Response:

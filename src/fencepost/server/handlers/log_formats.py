@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fencepost.protocol.batches import split
 from fencepost.protocol.logs import MARKERS
 from fencepost.protocol.streams import JSON, media_type
 from fencepost.store.log_contract import Integers, LogRows, Named
@@ -292,18 +293,6 @@ def _payloads(rows: LogRows) -> Iterator[tuple[bytes, ...] | list[bytes]]:
         return
     for lengths, data in rows.batches:
         yield [data] if lengths is None else split(lengths, data)
-
-
-def split(lengths: bytes, data: bytes) -> list[bytes]:
-    """The messages of a batch, which may have a byte between them or not."""
-    sizes = array("I", lengths)
-    gap = 1 if len(data) > sum(sizes) else 0
-    messages = []
-    at = 0
-    for size in sizes:
-        messages.append(data[at : at + size])
-        at += size + gap
-    return messages
 
 
 def _producers(rows: LogRows) -> Callable[[int], bytes]:

@@ -28,16 +28,20 @@ from fencepost.protocol.batches import (
 )
 from fencepost.protocol.claims import Actor
 from fencepost.protocol.creates import Create, ForkFrom
-from fencepost.protocol.grants import AUDIT
+from fencepost.protocol.grants import AUDIT, GROUPS
+from fencepost.protocol.leases import LeaseRef
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.retention import KEEP_ALL, Retention
 from fencepost.protocol.streams import JSON, Lifetime, media_type
+from fencepost.server.lease_tokens import LeaseTokens
 
 T = TypeVar("T")
 
 STREAM_ROOT = b"/v1/stream/"
 RESERVED = "__ds"
+RESERVED_SEGMENTS = frozenset((RESERVED, AUDIT, GROUPS, "__mesh"))
+"""First segments that no stream of a client may have."""
 INTEGER_MAX = 2**53 - 1
 REMEMBERED_MAX = 16_384
 """Parsed paths and header values that are kept, of each kind."""
@@ -74,6 +78,7 @@ _SINGLE = (
     b"if-match",
     b"if-none-match",
     b"idempotency-key",
+    b"lease-token",
     b"authorization",
 )
 _OF_APPENDS = (
@@ -152,7 +157,7 @@ def check_path(path: str) -> str:
     segments = path.split("/")
     if "." in segments or ".." in segments:
         raise bad("path_invalid", "a stream path has no segments . or ..")
-    if segments[0] in (RESERVED, AUDIT):
+    if segments[0] in RESERVED_SEGMENTS:
         raise bad("path_reserved", f"stream paths below {segments[0]} are reserved")
     return path
 
@@ -251,7 +256,14 @@ def producer_tuple(request: Request, limits: Limits) -> ProducerTuple | None:
     return ProducerTuple(name, integer(epoch, "Producer-Epoch"), integer(seq, "Producer-Seq"))
 
 
-def parse_append(request: Request, path: str, limits: Limits, actor: Actor | None = None) -> Append:
+def parse_append(
+    request: Request,
+    path: str,
+    limits: Limits,
+    actor: Actor | None = None,
+    *,
+    tokens: LeaseTokens | None = None,
+) -> Append:
     """A POST to a stream."""
     if request.repeated:
         refuse_repeated(request)
@@ -282,7 +294,7 @@ def parse_append(request: Request, path: str, limits: Limits, actor: Actor | Non
             raise bad("header_invalid", "Stream-Seq must not be empty")
     conditions = None
     if not _CONDITIONS.isdisjoint(headers):
-        conditions = parse_conditions(request, limits)
+        conditions = parse_conditions(request, limits, tokens)
     mark = b""
     if producer is not None or (conditions is not None and conditions.key is not None):
         mark = digest(media or "", closes, b"" if batch is None else batch.data)
@@ -303,12 +315,12 @@ _OTHER_CONDITIONS = frozenset(
 _CONDITIONS = _OTHER_CONDITIONS | {b"idempotency-key"}
 
 
-def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
+def parse_conditions(
+    request: Request, limits: Limits, tokens: LeaseTokens | None = None
+) -> Conditions | None:
     """The headers that make an append conditional; None when they come to nothing."""
     headers = request.headers
-    if b"lease-token" in headers:
-        # Its sender counts on being refused when the lease is lost.
-        raise bad("header_unexpected", "there are no leases here that a Lease-Token could be of")
+    token = headers.get(b"lease-token")
     key = headers.get(b"idempotency-key")
     if key is not None and _OTHER_CONDITIONS.isdisjoint(headers):
         # A key alone is what most requests with conditions have.
@@ -329,6 +341,7 @@ def parse_conditions(request: Request, limits: Limits) -> Conditions | None:
         producer_if=producer_if(headers.get(b"producer-if")),
         strict=b"producer-strict" in headers and is_true(request, b"producer-strict"),
         key=None if key is None else _key(key, limits),
+        lease=None if token is None else lease_of(token.decode("latin-1"), tokens),
     )
     if conditions.producer_if is not None and b"producer-id" not in headers:
         raise bad("producer_headers_incomplete", "Producer-If needs the producer headers")
@@ -343,15 +356,33 @@ def _only_star(value: bytes) -> bool:
     return True
 
 
-def _if_match(value: bytes) -> Offset | Literal["*"]:
+def lease_of(text: str, tokens: LeaseTokens | None) -> LeaseRef:
+    """The lease that a token speaks of; a token that this server did not make is refused."""
+    ref = None if tokens is None else tokens.read(text)
+    if ref is None:
+        raise bad("lease_invalid", "the lease token was not given out by this server")
+    return ref
+
+
+def _if_match(value: bytes) -> Offset | int | Literal["*"]:
     if value == b"*":
         return "*"
     if len(value) > 2 and value[:1] == b'"' and value[-1:] == b'"':
-        return tail_offset(value[1:-1].decode("latin-1"))
-    raise bad("if_match_invalid", 'If-Match is a quoted offset (If-Match: "...") or *')
+        return expected_tail(value[1:-1].decode("latin-1"))
+    raise bad("if_match_invalid", 'If-Match is a quoted offset or version (If-Match: "...") or *')
 
 
-def tail_offset(text: str) -> Offset:
+_VERSION = re.compile(r"0|[1-9][0-9]{0,15}")
+
+
+def expected_tail(text: str) -> Offset | int:
+    """Where a stream must end: an offset, which contains `_`, or a version, which is a number."""
+    if _VERSION.fullmatch(text) and int(text) <= INTEGER_MAX:
+        return int(text)
+    return _tail_offset(text)
+
+
+def _tail_offset(text: str) -> Offset:
     """The offset of a precondition; -1 stands for the tail of an empty stream."""
     parsed = parse_offset(text)
     if parsed == "-1":

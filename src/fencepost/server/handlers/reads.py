@@ -23,6 +23,7 @@ from fencepost.server.handlers.rendering import (
     next_offset,
     refused,
     retention_headers,
+    version,
 )
 from fencepost.server.settings import ServerSettings
 from fencepost.server.tails import Following, Tails, control_event, encode_events
@@ -88,6 +89,7 @@ class Reads:
         headers = [
             (b"Content-Type", info.content_type.encode()),
             next_offset(info.tail),
+            version(info.tail),
             first_offset(info.first),
             *retention_headers(info.retention),
             NO_STORE,
@@ -287,6 +289,7 @@ class Reads:
         headers = [
             (b"Content-Type", chunk.info.content_type.encode()),
             next_offset(chunk.next),
+            version(chunk.next),
             *BROWSER,
         ]
         if chunk.at_tail:

@@ -35,6 +35,7 @@ from fencepost.protocol.creates import (
     SourceMissing,
     SourceTypeMismatch,
 )
+from fencepost.protocol.leases import AckInvalid, GroupGone, LeaseLost
 from fencepost.protocol.offsets import Offset, wire
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import Retention
@@ -70,7 +71,7 @@ def next_offset(offset: Offset) -> tuple[bytes, bytes]:
     return (b"Stream-Next-Offset", wire(offset))
 
 
-def _version(tail: Offset) -> tuple[bytes, bytes]:
+def version(tail: Offset) -> tuple[bytes, bytes]:
     return (b"Stream-Version", b"%d" % (tail.messages - 1))
 
 
@@ -145,13 +146,15 @@ def appended(
         case Replayed(original):
             return _replayed(original)
         case AlreadyClosed(tail):
-            return _plain(204, next_offset(tail), _version(tail), _CLOSED)
+            return _plain(204, next_offset(tail), version(tail), _CLOSED)
         case Missing() | SoftDeleted() | Failed() | Unknown():
             return not_there(path, outcome)
         case KeyReused() | KeyDisagrees() | OtherContent() | ProducerMoved() | TailMoved():
             return _unmet(outcome)
         case NotHolder() | EpochGuarded() | ClaimCompleted() | TooFast():
             return _not_yours(outcome)
+        case LeaseLost() | GroupGone():
+            return lease_refused(outcome)
         case _:
             return _out_of_order(path, outcome)
 
@@ -259,6 +262,19 @@ def retry_after(left_ms: int) -> tuple[bytes, bytes]:
     return (b"Retry-After", b"%d" % max(1, -(-left_ms // 1000)))
 
 
+def lease_refused(reason: LeaseLost | GroupGone | AckInvalid) -> Response:
+    """Why nothing is done under a lease. It does not say who has the target now."""
+    match reason:
+        case LeaseLost():
+            detail = "the lease is no longer current: stop this work, another worker may have it"
+            return refused(412, "lease_lost", "Lease lost", detail)
+        case GroupGone():
+            detail = "the group of this lease token does not exist"
+            return refused(400, "lease_invalid", "Lease invalid", detail)
+        case AckInvalid(detail):
+            return refused(400, "ack_invalid", "Ack invalid", detail)
+
+
 def _unmet(
     outcome: KeyReused | KeyDisagrees | OtherContent | ProducerMoved | TailMoved,
 ) -> Response:
@@ -302,7 +318,7 @@ def _unmet(
                 "Tail moved",
                 f"the stream ends at {tail}: read from there, then decide again",
                 next_offset(tail),
-                _version(tail),
+                version(tail),
             )
 
 
@@ -336,7 +352,7 @@ def _replayed(original: KeyRecord) -> Response:
     headers = [
         next_offset(original.tail),
         _original(original.start),
-        _version(original.tail),
+        version(original.tail),
         (b"Stream-Position", b"%d" % original.position),
         (b"Idempotency-Replayed", b"true"),
     ]
@@ -349,7 +365,7 @@ def _duplicate(outcome: Duplicate) -> Response:
     headers = [
         next_offset(outcome.tail),
         *_producer_state(outcome.producer_epoch, outcome.producer_seq),
-        _version(outcome.tail),
+        version(outcome.tail),
         *BROWSER,
     ]
     if outcome.original is not None:

@@ -22,6 +22,7 @@ from fencepost.server.handlers.parsing import (
 )
 from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.rendering import BROWSER, first_offset, next_offset, refused
+from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import (
     BadOffset,
@@ -40,11 +41,18 @@ class Streams:
     """The handlers of one stream. `raw` is its path as it stands in the URL."""
 
     def __init__(
-        self, store: Store, reads: Reads, settings: ServerSettings, *, is_authorized: bool
+        self,
+        store: Store,
+        reads: Reads,
+        settings: ServerSettings,
+        tokens: LeaseTokens,
+        *,
+        is_authorized: bool,
     ) -> None:
         self._store = store
         self._reads = reads
         self._limits = settings.limits
+        self._tokens = tokens
         self._is_authorized = is_authorized
 
     def stop_waiting(self) -> None:
@@ -73,7 +81,7 @@ class Streams:
             self._store.truncate(path, before, lambda outcome: answer(_truncated(path, outcome)))
             return
         actor = access.actor_of(request, path) if self._is_authorized else None
-        append = parsing.parse_append(request, path, self._limits, actor)
+        append = parsing.parse_append(request, path, self._limits, actor, tokens=self._tokens)
         if actor is not None:
             access.append_allowed(append)
         self._store.append(append, lambda outcome: answer(rendering.appended(path, outcome)))

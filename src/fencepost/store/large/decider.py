@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from fencepost.protocol.acks import AckDecision
 from fencepost.protocol.appends import (
     AlreadyClosed,
     Append,
@@ -27,6 +28,7 @@ from fencepost.protocol.claims import Standings, is_same_hold
 from fencepost.protocol.commits import (
     Commit,
     CommitItem,
+    CommitLeaseLost,
     CommitPartial,
     CommitRefused,
     CommittedInSlices,
@@ -34,6 +36,7 @@ from fencepost.protocol.commits import (
     describe_items,
     join_described,
 )
+from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import START
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer
@@ -94,6 +97,9 @@ class LargeDecision(ABC):
         self._parts: set[Part] = set()
         self._standings: Standings = {}
         self._tries: list[Try] = []
+        # The leases of single appends, by their places, and what the commit's own acks come to:
+        self._leases: list[tuple[int, LeaseRef]] = []
+        self._acks: list[tuple[LeaseRef, AckDecision]] = []
 
     def leftovers(self) -> list[dict[Any, Any] | set[Any] | list[Any]]:
         """What there is to let go of when all is decided."""
@@ -134,6 +140,9 @@ class LargeDecision(ABC):
         outcomes: list[Appended | Duplicate | Replayed | AlreadyClosed] = []
         for index, item in enumerate(items, at):
             outcome = draft.decide(item)
+            conditions = item.append.conditions
+            if conditions is not None and conditions.lease is not None:
+                self._leases.append((index, conditions.lease))
             match outcome:
                 case Appended():
                     self._done_count += 1
@@ -171,7 +180,9 @@ class LargeDecision(ABC):
             self._packed.append(self._packer.compress(before + piece))
         self._pieces.append(piece)
 
-    def conclude(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
+    def conclude(
+        self,
+    ) -> Decided | CommittedInSlices | CommitRefused | CommitPartial | CommitLeaseLost:
         """What it comes to; if that is something to do, it is certain with the open group."""
         outcome = self._weighed()
         if not isinstance(outcome, Decided):
@@ -184,6 +195,7 @@ class LargeDecision(ABC):
         assert self.copy.ledger.next_position == self.first + self._messages
         for append, before, decided in self._tries:
             self._decider.claims.tell(append, before, decided, self._now_ms)
+        self._decider.groups.apply(self._acks)
         self._conclude()
         return outcome
 
@@ -196,7 +208,13 @@ class LargeDecision(ABC):
         """Whether all appends are new, so that the commit happens unless it comes too fast."""
         return self._refused is None and not self._repeated
 
-    def _weighed(self) -> Decided | CommittedInSlices | CommitRefused | CommitPartial:
+    def _weighed(
+        self,
+    ) -> Decided | CommittedInSlices | CommitRefused | CommitPartial | CommitLeaseLost:
+        is_duplicate = self._refused is None and self._repeated and not self._done_count
+        lost = None if is_duplicate else self._lost()
+        if lost is not None:
+            return lost
         if self._refused is not None:
             return self._refused
         if self._repeated and self._done_count:
@@ -208,6 +226,23 @@ class LargeDecision(ABC):
         if too_fast is not None:
             return CommitRefused(0, too_fast)
         return Decided(self._count, answer, self._counts)
+
+    def _lost(self) -> CommitLeaseLost | CommitRefused | None:
+        """Whether a lease is not current now, in the decision that makes the commit certain."""
+        groups = self._decider.groups
+        if self._request.leases:
+            acks = groups.prepare(self._request.leases)
+            if isinstance(acks, CommitLeaseLost):
+                return acks
+            self._acks = acks
+        checked: dict[LeaseRef, LeaseLost | GroupGone | None] = {}
+        for index, ref in self._leases:
+            if ref not in checked:
+                checked[ref] = groups.check(ref)
+            lost = checked[ref]
+            if lost is not None:
+                return CommitRefused(index, lost)
+        return None
 
     def _take_over(self) -> TooFast | None:
         """Let principals stand as the commit leaves them, others' requests since included."""

@@ -161,3 +161,29 @@ SELECT l.group_id, l.target, l.source, l.lane, l.priority, l.at_position, l.work
        l.retry, l.lost, l.blocked, l.error, l.failed, l.deferred_until_ms, l.replaying, l.updated_ms
 FROM unnest($1::bigint[], $2::text[]) AS n (group_id, target)
 JOIN leases l ON l.group_id = n.group_id AND l.target = n.target
+
+-- name: stream_events
+-- Messages of a stream from a place on, appends as they are stored.
+SELECT position, stream, start_bytes, version, count, at_ms, producer, epoch, producer_seq,
+       COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), ''::bytea)
+FROM log
+WHERE stream = :stream AND kind = 0 AND start_bytes >= :place ORDER BY start_bytes LIMIT :limit
+
+-- name: event_rows
+-- The same for appends of several streams.
+SELECT position, stream, start_bytes, version, count, at_ms, producer, epoch, producer_seq,
+       COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), ''::bytea)
+FROM /*rows*/ WHERE kind = 0 ORDER BY position LIMIT :limit
+
+-- name: work_between
+-- The streams that have messages in a range, with the first and the last position of each.
+SELECT log.stream, s.path, min(log.position), max(log.position + log.count - 1)
+FROM log JOIN streams s ON s.id = log.stream
+WHERE log.position BETWEEN :low AND :high AND log.kind = 0 GROUP BY log.stream, s.path
+
+-- name: messages_between
+SELECT log.stream, s.path, log.position, log.count
+FROM log JOIN streams s ON s.id = log.stream
+WHERE log.position BETWEEN :low AND :high AND log.kind = 0 ORDER BY log.position

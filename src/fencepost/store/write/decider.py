@@ -10,20 +10,23 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fencepost.protocol.acks import AckDecision
 from fencepost.protocol.appends import (
     Append,
     Appended,
     AppendOutcome,
+    Conditions,
     Duplicate,
     KeyRecord,
     Replayed,
     decide_append,
 )
-from fencepost.protocol.claims import EpochGuarded, NotHolder
+from fencepost.protocol.claims import AuditEvent, EpochGuarded, NotHolder
 from fencepost.protocol.commits import (
     Commit,
     CommitDuplicate,
     CommitKeyReused,
+    CommitLeaseLost,
     CommitOutcome,
     CommitRefused,
     CommitReplayed,
@@ -43,6 +46,7 @@ from fencepost.protocol.creates import (
     ForkPoint,
     decide_create,
 )
+from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
@@ -166,6 +170,7 @@ class Decider:
             tick=self.tick,
             open_group=lambda: self.group,
             head=lambda: head_of(connection),
+            audit=self._note,
         )
         self.counts = Counts()
         self.watchers: list[Watcher] = []
@@ -173,6 +178,10 @@ class Decider:
         """What a large commit has hold of: nothing of it may be decided apart from that."""
         self.group: LedgerGroup
         """The open group, which the store opens: what is decided next joins it."""
+
+    def _note(self, event: AuditEvent) -> None:
+        if self.claims.auditor is not None:
+            self.claims.auditor(event)
 
     def new_group(self) -> LedgerGroup:
         """Open another group."""
@@ -233,6 +242,7 @@ class Decider:
             producer,
             request,
             key=key,
+            lost=None if conditions is None else self._lost(conditions),
             position=self.ledger.next_position,
             now_ms=now_ms,
         )
@@ -255,13 +265,18 @@ class Decider:
         """An append that makes its stream, if it is accepted."""
         stream = Stream(self.ledger.next_stream, request.path, content_type, created_ms=now_ms)
         position = self.ledger.next_position
-        outcome = decide_append(stream, None, request, position=position, now_ms=now_ms)
+        lost = None if request.conditions is None else self._lost(request.conditions)
+        outcome = decide_append(stream, None, request, lost=lost, position=position, now_ms=now_ms)
         outcome = self.claims.settle(request, None, outcome, now_ms)
         if isinstance(outcome, Appended):
             entry = self._make(stream)
             self.ledger.apply(self.group, entry, request, outcome, now_ms)
             self.counts.add(request)
         return outcome
+
+    def _lost(self, conditions: Conditions) -> LeaseLost | GroupGone | None:
+        """Whether the lease that an append rests on is not current."""
+        return None if conditions.lease is None else self.groups.check(conditions.lease)
 
     def _make(self, stream: Stream) -> Entry:
         """Take in a stream that an append makes; its messages follow."""
@@ -279,15 +294,24 @@ class Decider:
         writer = admitted.writer
         paths = dict.fromkeys(item.append.path for item in request.items)
         entries = {path: self.alive(path, now_ms) for path in paths}
-        draft = Draft(self.ledger, entries, self.claims, now_ms=now_ms)
+        draft = Draft(
+            self.ledger, entries, self.claims, now_ms=now_ms, check_lease=self.groups.check
+        )
         outcomes = []
         for item in request.items:
             outcomes.append(draft.decide(item))
             if isinstance(decide_commit(outcomes[-1:]), CommitRefused):
                 break
-        outcome = decide_commit(outcomes)
+        outcome: CommitOutcome = decide_commit(outcomes)
+        acks: list[tuple[LeaseRef, AckDecision]] = []
+        if request.leases and not isinstance(outcome, CommitDuplicate):
+            prepared = self.groups.prepare(request.leases)
+            if isinstance(prepared, CommitLeaseLost):
+                return prepared
+            acks = prepared
         if isinstance(outcome, Committed):
             self._carry_out(draft)
+            self.groups.apply(acks)
             self._keep_commit(request, draft, outcome, now_ms)
             self.claims.take_over(draft.standings)
         if writer is not None and isinstance(outcome, Committed | CommitDuplicate):

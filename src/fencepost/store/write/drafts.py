@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
 from fencepost.protocol.appends import (
@@ -40,6 +40,7 @@ from fencepost.protocol.commits import (
     PartTwice,
     PartUsed,
 )
+from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.write.claims import Claims
@@ -63,9 +64,11 @@ class Draft:
         now_ms: int,
         standings: Standings | None = None,
         taken: Container[Part] = (),
+        check_lease: Callable[[LeaseRef], LeaseLost | GroupGone | None] | None = None,
     ) -> None:
         self._ledger = ledger
         self._taken = taken
+        self._check_lease = check_lease
         self._claims = claims
         self._entries = entries
         self._now_ms = now_ms
@@ -136,8 +139,12 @@ class Draft:
             key = self._keys.get(used)
             if key is None and stream.path not in self.made:
                 key = self._ledger.find_key(used)
+        lost = None
+        if conditions is not None and conditions.lease is not None and self._check_lease:
+            lost = self._check_lease(conditions.lease)
+        position, now_ms = self._position, self._now_ms
         outcome = decide_append(
-            stream, producer, append, key=key, position=self._position, now_ms=self._now_ms
+            stream, producer, append, key=key, lost=lost, position=position, now_ms=now_ms
         )
         if append.actor is not None:
             outcome = self._settle(append, producer, outcome)

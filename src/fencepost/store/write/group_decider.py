@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from fencepost.protocol.acks import Ack, AckDecision, Lost, check_ack, decide_ack
+from fencepost.protocol.claims import AuditEvent
+from fencepost.protocol.commits import CommitLeaseLost
+from fencepost.protocol.grants import GROUPS
 from fencepost.protocol.group_operations import (
     decide_defer,
     decide_park,
@@ -73,6 +76,8 @@ from fencepost.store.write.groups import GroupChanges, Groups
 
 CANDIDATES_MAX = 1_000
 """Rows that a claim looks at when its worker may not read every source."""
+AUDITED = frozenset(("unblock", "reset", "skip", "park"))
+"""What operators do that the audit stream tells of."""
 ASIDE_MAX = 1_000
 """Parked events of one target that a claim looks at."""
 
@@ -96,6 +101,7 @@ class GroupDecider:
         tick: Callable[[], int],
         open_group: Callable[[], GroupChanges],
         head: Callable[[], int],
+        audit: Callable[[AuditEvent], None],
     ) -> None:
         self._ledger = ledger
         self._groups = ledger.groups
@@ -103,6 +109,7 @@ class GroupDecider:
         self._tick = tick
         self._open_group = open_group
         self._head = head
+        self._audit = audit
 
     def decide(self, request: GroupRequest) -> GroupOutcome:
         """What a request comes to."""
@@ -116,7 +123,12 @@ class GroupDecider:
                 return GroupMissing() if group is None else self._work(group, request)
             case Operate() | ParkEvents():
                 group = self._groups.find_group(request.group)
-                return GroupMissing() if group is None else self._operate(group, request)
+                if group is None:
+                    return GroupMissing()
+                outcome = self._operate(group, request)
+                if isinstance(outcome, Changed) and outcome.targets:
+                    self._tell(request, outcome)
+                return outcome
 
     # Making, deleting, correlating
 
@@ -249,7 +261,8 @@ class GroupDecider:
                 items.append(AckItem(ref.target, "lost", None))
                 continue
             failed = None if ack.failure is None else ack.failure.position
-            items.append(AckItem(ref.target, outcome.outcome, outcome.at, failed))
+            left = outcome.row is not None and outcome.row.has_work and not outcome.row.blocked
+            items.append(AckItem(ref.target, outcome.outcome, outcome.at, failed, left))
             drafted[ref.target] = outcome.row
             decided.append((ref, outcome))
             parked += outcome.outcome == "parked"
@@ -343,19 +356,57 @@ class GroupDecider:
             return GroupGone()
         return check_lease(group, self._find(group, ref), ref)
 
-    def ack_with_commit(self, ref: LeaseRef, ack: Ack) -> AckInvalid | None:
-        """Ack a lease that `check` found current, in the commit of its effects."""
-        group = self._groups.find_group(ref.group)
-        assert group is not None, "the lease was checked"
+    def prepare(
+        self, leases: Sequence[tuple[LeaseRef, Ack]]
+    ) -> list[tuple[LeaseRef, AckDecision]] | CommitLeaseLost:
+        """What the acks of a commit come to, before anything of it is done."""
         now_ms = self._tick()
-        outcome = self._decide_ack(group, ref, ack, {}, 0.0, now_ms)
-        if isinstance(outcome, AckInvalid):
-            return outcome
-        if isinstance(outcome, AckDecision):
-            self._apply_acks(group, [(ref, outcome)])
-        return None
+        decided: list[tuple[LeaseRef, AckDecision]] = []
+        drafted: dict[tuple[int, str], dict[str, Target | None]] = {}
+        for index, (ref, ack) in enumerate(leases):
+            group = self._groups.find_group(ref.group)
+            if group is None:
+                return CommitLeaseLost(index, GroupGone())
+            rows = drafted.setdefault((group.id, group.name), {})
+            outcome = self._decide_ack(group, ref, ack, rows, 0.0, now_ms)
+            if isinstance(outcome, AckInvalid):
+                return CommitLeaseLost(index, outcome)
+            if isinstance(outcome, Lost):
+                return CommitLeaseLost(index, LeaseLost())
+            rows[ref.target] = outcome.row
+            decided.append((ref, outcome))
+        return decided
+
+    def apply(self, decided: Sequence[tuple[LeaseRef, AckDecision]]) -> None:
+        """Do what `prepare` has decided."""
+        for ref, decision in decided:
+            group = self._groups.find_group(ref.group)
+            assert group is not None, "the lease was checked"
+            self._apply_acks(group, [(ref, decision)])
 
     # Operators
+
+    def _tell(self, request: Operate | ParkEvents, changed: Changed) -> None:
+        """Put what an operator did into the audit stream, in the same commit."""
+        kind = "replay" if isinstance(request, ParkEvents) and request.replay else "park"
+        if isinstance(request, Operate):
+            kind = request.operation
+        if request.principal is None or kind not in AUDITED:
+            return
+        self._audit(
+            AuditEvent(
+                kind=f"group_{kind}",
+                at_ms=self._tick(),
+                principal=request.principal,
+                stream=f"{GROUPS}/{request.group}",
+                producer="",
+                old_epoch=None,
+                new_epoch=0,
+                holder="",
+                reason=request.reason,
+                targets=tuple(changed.targets),
+            )
+        )
 
     def _operate(self, group: Group, request: Operate | ParkEvents) -> Changed | TargetMissing:
         now_ms = self._tick()

@@ -1,0 +1,1 @@
+"""`/v1/groups`: workers that share the events of many streams, one lease per target."""

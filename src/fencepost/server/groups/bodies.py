@@ -1,0 +1,311 @@
+"""Reading requests about groups: typed, bounded, and refused with a named code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from fencepost.http.messages import Request
+from fencepost.protocol.acks import Ack, Failure
+from fencepost.protocol.groups import (
+    POSITION_MAX,
+    PRIORITY_MAX,
+    Filter,
+    FilterInvalid,
+    GroupInvalid,
+    GroupLimits,
+    GroupSettings,
+    check_group_name,
+    check_settings,
+    check_text,
+    make_filter,
+    within,
+)
+from fencepost.protocol.leases import Claim, Correlated, LeaseRef
+from fencepost.protocol.limits import Limits
+from fencepost.server.handlers.commits import error_text, limit_exceeded, replay_result
+from fencepost.server.handlers.parsing import bad, check_path, lease_of
+from fencepost.server.lease_tokens import LeaseTokens
+from fencepost.store.group_contract import Operate, Operation, ParkEvents
+
+TIME_MS_MAX = 2**53 - 1
+STREAMS_DEFAULT = 10
+EVENTS_DEFAULT = 10
+
+
+class TargetBody(msgspec.Struct, forbid_unknown_fields=True):
+    target: str
+    source: str
+    position: int
+    lane: str | None = None
+    priority: int | None = None
+
+
+class CorrelateBody(msgspec.Struct, forbid_unknown_fields=True):
+    after: int
+    until: int
+    targets: list[TargetBody] = []
+
+
+class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+    streams_max: int = STREAMS_DEFAULT
+    events_max: int = EVENTS_DEFAULT
+    lease_ms: int | None = None
+    lane: str | None = None
+    wait_ms: int = 0
+
+
+class FailureBody(msgspec.Struct, forbid_unknown_fields=True):
+    position: int
+    error: str
+    permanent: bool = False
+    park: bool = False
+    delay_ms: int | None = None
+
+
+class ReplayedBody(msgspec.Struct, forbid_unknown_fields=True):
+    position: int
+    error: str | None = None
+
+
+class AckItemBody(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+    at: int | None = None
+    failure: FailureBody | None = None
+    replayed: list[ReplayedBody] = []
+
+
+class AckBody(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[AckItemBody]
+    claim: ClaimBody | None = None
+
+
+class TokensBody(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[str]
+    lease_ms: int | None = None
+
+
+class FilterBody(msgspec.Struct, forbid_unknown_fields=True):
+    target: str | None = None
+    source: str | None = None
+    blocked: bool | None = None
+    lane: str | None = None
+
+
+class OperateBody(msgspec.Struct, forbid_unknown_fields=True):
+    targets: list[str] | None = None
+    filter: FilterBody | None = None
+    after: str = ""
+    at: int | None = None
+    until_ms: int | None = None
+    priority: int | None = None
+
+
+class EventBody(msgspec.Struct, forbid_unknown_fields=True):
+    target: str
+    position: int
+
+
+class ParkBody(msgspec.Struct, forbid_unknown_fields=True):
+    events: list[EventBody] | None = None
+    filter: FilterBody | None = None
+    limit: int = 100
+
+
+BodyT = TypeVar("BodyT")
+
+
+def parse(request: Request, kind: type[BodyT]) -> BodyT:
+    """The body of a request as a typed record."""
+    try:
+        return msgspec.json.decode(request.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad("group_invalid", f"the body is not understood: {error}") from None
+    except RecursionError:
+        raise bad("group_invalid", "the body is nested too deeply") from None
+
+
+def good(refused: GroupInvalid | FilterInvalid | None) -> None:
+    """Raise the refusal, if there is one."""
+    if isinstance(refused, GroupInvalid):
+        raise bad("group_invalid", refused.detail)
+    if isinstance(refused, FilterInvalid):
+        raise bad("filter_invalid", refused.detail)
+
+
+class Bodies:
+    """The checks that need the limits."""
+
+    def __init__(self, limits: Limits, groups: GroupLimits, tokens: LeaseTokens) -> None:
+        self._limits = limits
+        self._groups = groups
+        self._tokens = tokens
+
+    def name(self, raw: bytes) -> str:
+        """The name of a group from its place in the URL."""
+        name = raw.decode("latin-1")
+        good(check_group_name(name, of_mesh=True))
+        return name
+
+    def settings(self, request: Request) -> GroupSettings:
+        """What a group is made with."""
+        settings = parse(request, GroupSettings)
+        good(check_settings(settings, self._groups))
+        return settings
+
+    def correlated(self, body: CorrelateBody) -> list[Correlated]:
+        """The targets of a correlation."""
+        if len(body.targets) > self._groups.claim_events_max:
+            raise limit_exceeded("claim_events_max", self._groups.claim_events_max)
+        good(within("after", body.after, -1, POSITION_MAX))
+        good(within("until", body.until, -1, POSITION_MAX))
+        return [self._correlated(item) for item in body.targets]
+
+    def _correlated(self, item: TargetBody) -> Correlated:
+        good(within("position", item.position, 0, POSITION_MAX))
+        if item.lane is not None:
+            good(check_text("lane", item.lane))
+        if item.priority is not None:
+            good(within("priority", item.priority, -PRIORITY_MAX, PRIORITY_MAX))
+        target, source = self.target(item.target), self._source(item.source)
+        return Correlated(target, source, item.position, item.lane, item.priority)
+
+    def target(self, text: str) -> str:
+        """The name of a target, which is written as a path."""
+        if len(text.encode("utf-8", "replace")) > self._limits.path_bytes_max:
+            raise bad("group_invalid", f"a target has at most {self._limits.path_bytes_max} bytes")
+        return _encodable(check_path(text))
+
+    def _source(self, text: str) -> str:
+        made = make_filter(source=text)
+        if isinstance(made, FilterInvalid):
+            raise bad("group_invalid", made.detail)
+        return _encodable(text)
+
+    def claim(self, body: ClaimBody, lease_ms: int, *, share: float, cycle: int) -> Claim:
+        """What a worker asks for; `lease_ms` is the group's."""
+        groups = self._groups
+        good(check_text("worker", _encodable(body.worker)))
+        if body.lane is not None:
+            good(check_text("lane", _encodable(body.lane)))
+        if body.streams_max > groups.claim_streams_max:
+            raise limit_exceeded("claim_streams_max", groups.claim_streams_max)
+        if body.events_max > groups.claim_events_max:
+            raise limit_exceeded("claim_events_max", groups.claim_events_max)
+        good(within("streams_max", body.streams_max, 1, groups.claim_streams_max))
+        good(within("events_max", body.events_max, 0, groups.claim_events_max))
+        good(within("wait_ms", body.wait_ms, 0, TIME_MS_MAX))
+        asked_ms = self.lease_ms(body.lease_ms, lease_ms)
+        return Claim(body.worker, body.streams_max, asked_ms, body.lane, share, cycle)
+
+    def lease_ms(self, asked: int | None, default: int) -> int:
+        """How long a lease is to last."""
+        if asked is None:
+            return default
+        good(within("lease_ms", asked, self._groups.lease_ms_min, self._groups.lease_ms_max))
+        return asked
+
+    def leases(self, group: str, tokens: Sequence[str]) -> list[LeaseRef]:
+        """The leases that tokens speak of, all of the group that the URL names."""
+        if len(tokens) > self._groups.claim_streams_max:
+            raise limit_exceeded("claim_streams_max", self._groups.claim_streams_max)
+        found = [lease_of(token, self._tokens) for token in tokens]
+        for ref in found:
+            if ref.group != group:
+                raise bad("lease_invalid", "a lease token is of another group than the URL names")
+        return found
+
+    def acks(self, group: str, body: AckBody) -> list[tuple[LeaseRef, Ack]]:
+        """The items of an ack."""
+        refs = self.leases(group, [item.token for item in body.items])
+        return [(ref, self._ack(ref, item)) for ref, item in zip(refs, body.items, strict=True)]
+
+    def _ack(self, ref: LeaseRef, item: AckItemBody) -> Ack:
+        failure = item.failure
+        failed = None
+        if failure is not None:
+            if failure.delay_ms is not None and not 0 <= failure.delay_ms <= TIME_MS_MAX:
+                raise bad("ack_invalid", "delay_ms is an integer from 0 on")
+            failed = Failure(
+                failure.position,
+                error_text(_encodable(failure.error), self._groups),
+                failure.permanent,
+                failure.park,
+                failure.delay_ms,
+            )
+        if len(item.replayed) > self._groups.claim_events_max:
+            raise limit_exceeded("claim_events_max", self._groups.claim_events_max)
+        replayed = [replay_result(r.position, r.error, self._groups) for r in item.replayed]
+        return Ack(ref.number, item.at, failed, replayed)
+
+    # Operators
+
+    def operation(self, group: str, operation: Operation, body: OperateBody) -> Operate:
+        """What an operator asks for."""
+        if (body.targets is None) == (body.filter is None):
+            raise bad("filter_invalid", "give targets or filter, one of them; {} matches all")
+        if body.targets is not None and len(body.targets) > self._groups.claim_streams_max:
+            raise limit_exceeded("claim_streams_max", self._groups.claim_streams_max)
+        targets = None if body.targets is None else [self.target(text) for text in body.targets]
+        if body.at is not None:
+            good(within("at", body.at, -1, POSITION_MAX))
+        if operation == "defer":
+            if body.until_ms is None:
+                raise bad("group_invalid", "defer needs until_ms")
+            good(within("until_ms", body.until_ms, 0, TIME_MS_MAX))
+        if operation == "prioritize":
+            if body.priority is None:
+                raise bad("group_invalid", "prioritize needs priority")
+            good(within("priority", body.priority, -PRIORITY_MAX, PRIORITY_MAX))
+        return Operate(
+            group,
+            operation,
+            targets,
+            filter_of(body.filter),
+            _encodable(body.after),
+            body.at,
+            body.until_ms or 0,
+            body.priority or 0,
+        )
+
+    def parking(self, group: str, body: ParkBody, *, replay: bool) -> ParkEvents:
+        """Which events to set aside, or to give out again."""
+        if (body.events is None) == (body.filter is None):
+            raise bad("filter_invalid", "give events or filter, one of them; {} matches all")
+        if body.events is not None and len(body.events) > self._groups.claim_streams_max:
+            raise limit_exceeded("claim_streams_max", self._groups.claim_streams_max)
+        good(within("limit", body.limit, 1, self._groups.claim_streams_max))
+        events = None
+        if body.events is not None:
+            for event in body.events:
+                good(within("position", event.position, 0, POSITION_MAX))
+            events = [(self.target(event.target), event.position) for event in body.events]
+        return ParkEvents(group, replay, events, filter_of(body.filter), body.limit)
+
+
+def filter_of(body: FilterBody | None) -> Filter:
+    """A filter; without one it matches every target."""
+    if body is None:
+        return Filter()
+    fields: dict[str, Any] = msgspec.structs.asdict(body)
+    for value in fields.values():
+        if isinstance(value, str):
+            _encodable(value)
+    made = make_filter(**fields)
+    if isinstance(made, FilterInvalid):
+        raise bad("filter_invalid", made.detail)
+    return made
+
+
+def _encodable(text: str) -> str:
+    """Text that a database can keep."""
+    if "\0" in text:
+        _refuse_nul()
+    return text
+
+
+def _refuse_nul() -> NoReturn:
+    raise bad("group_invalid", "texts have no NUL")

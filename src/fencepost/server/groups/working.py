@@ -1,0 +1,266 @@
+"""Workers' requests: correlate what the server can, claim, read the events, wait for work.
+
+A claim of a group whose targets are streams or messages first has a piece of the log correlated;
+the correlation and the claim are decided in one commit. When there is nothing to claim, a request
+that may wait does so until something is appended, a lease or a wait ends, or its time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fencepost.clock import Clock
+from fencepost.protocol.globs import Glob
+from fencepost.protocol.groups import Group
+from fencepost.protocol.leases import SHARE_AT_FIRST, CorrelationMoved, next_share
+from fencepost.server.groups.feed import Feed
+from fencepost.store.contract import Failure, Published, Store
+from fencepost.store.group_contract import (
+    AckDone,
+    ClaimDone,
+    ClaimTargets,
+    Correlate,
+    CorrelationDone,
+    EventSpan,
+    GroupOutcome,
+    GroupReads,
+    GroupRequest,
+    SpanEvents,
+)
+
+LOOK_AGAIN_S = 1.0
+"""How often a waiting claim looks again where other servers may have changed the group."""
+
+
+class Counted:
+    """What happened in one group, for the metrics."""
+
+    __slots__ = ("acks", "blocked", "claims", "lost", "parked", "pruned", "retries")
+
+    def __init__(self) -> None:
+        self.claims = self.acks = self.retries = self.blocked = 0
+        self.parked = self.lost = self.pruned = 0
+
+
+class Known:
+    """What this server remembers of a group that is in use: hints, never decisions."""
+
+    __slots__ = ("counted", "cycle", "globs", "group", "looked_at", "share", "waiting")
+
+    def __init__(self, group: Group) -> None:
+        self.share = SHARE_AT_FIRST
+        self.cycle = 0
+        self.looked_at = -1
+        self.waiting: set[asyncio.Event] = set()
+        self.counted = Counted()
+        self.take(group)
+
+    def take(self, group: Group) -> None:
+        """The group as it is by now."""
+        self.group = group
+        self.globs = [Glob(source) for source in group.settings.sources]
+
+    def wake(self) -> None:
+        """There may be work."""
+        for event in self.waiting:
+            event.set()
+
+
+class Working:
+    """Carries the requests of workers to the store."""
+
+    def __init__(
+        self, store: Store, reads: GroupReads, clock: Clock, feed: Feed, *, is_shared: bool
+    ) -> None:
+        self._store = store
+        self._reads = reads
+        self._clock = clock
+        self._feed = feed
+        self._look_again_s = LOOK_AGAIN_S if is_shared else None
+        self._news = 0
+        self._stopping = False
+        self.known: dict[str, Known] = {}
+        store.listen(self._published)
+
+    @property
+    def waiters_count(self) -> int:
+        """Claims that wait."""
+        return sum(len(known.waiting) for known in self.known.values())
+
+    def stop_waiting(self) -> None:
+        """Answer every claim that waits: the server is going down."""
+        self._stopping = True
+        for known in self.known.values():
+            known.wake()
+
+    def _published(self, changes: Sequence[Published]) -> None:
+        self._news += 1
+        for known in self.known.values():
+            if known.waiting and any(
+                glob.matches(change.info.path) for glob in known.globs for change in changes
+            ):
+                known.wake()
+
+    async def work(self, request: GroupRequest) -> GroupOutcome | Failure:
+        """Have a request decided."""
+        done: asyncio.Future[GroupOutcome | Failure] = asyncio.get_running_loop().create_future()
+        self._store.work(request, lambda outcome: _resolve(done, outcome))
+        outcome = await done
+        self._note(request.group, outcome)
+        return outcome
+
+    async def find(self, name: str) -> Known | None:
+        """What is known of a group; None when it does not exist."""
+        known = self.known.get(name)
+        if known is None:
+            group = await self._reads.find(name)
+            if group is None:
+                return None
+            known = self.known.setdefault(name, Known(group))
+        return known
+
+    def forget(self, name: str) -> None:
+        """A group is gone."""
+        known = self.known.pop(name, None)
+        if known is not None:
+            known.wake()
+
+    async def correlate(self, known: Known) -> bool:
+        """Have the next piece of the log correlated, without waiting; whether there was one."""
+        group = known.group
+        if group.settings.targets == "computed" or known.looked_at == self._news:
+            return False
+        news = self._news
+        piece = await self._reads.correlation(group)
+        if piece is None:
+            known.looked_at = news
+            return False
+        request = Correlate(group.name, piece.after, piece.until, piece.found)
+        self._store.work(request, lambda outcome: self._correlated(known, outcome))
+        return True
+
+    def _correlated(self, known: Known, outcome: object) -> None:
+        if isinstance(outcome, CorrelationDone):
+            known.take(outcome.group)
+        elif isinstance(outcome, CorrelationMoved):
+            known.take(known.group._replace(watermark=outcome.watermark))
+
+    async def claim(
+        self, request: ClaimTargets, *, wait_ms: int
+    ) -> ClaimDone | GroupOutcome | Failure:
+        """Claim, and wait for work if there is none."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + wait_ms / 1000
+        while True:
+            known = await self.find(request.group)
+            if known is None:
+                return await self.work(request)
+            news = asyncio.Event()
+            known.waiting.add(news)
+            try:
+                more = await self.correlate(known)
+                outcome = await self.work(request)
+                if not isinstance(outcome, ClaimDone) or outcome.leases:
+                    return outcome
+                left_s = ends_at - loop.time()
+                if left_s <= 0 or self._stopping:
+                    return outcome
+                if more:
+                    continue
+                await self._wait(news, outcome, left_s)
+            finally:
+                known.waiting.discard(news)
+
+    async def _wait(self, news: asyncio.Event, outcome: ClaimDone, left_s: float) -> None:
+        if outcome.due_ms is not None:
+            left_s = min(left_s, max(0.0, (outcome.due_ms - outcome.now_ms) / 1000))
+        if self._look_again_s is not None:
+            left_s = min(left_s, self._look_again_s)
+        try:
+            async with asyncio.timeout(left_s):
+                await news.wait()
+        except TimeoutError:
+            pass
+
+    async def events(self, done: ClaimDone, events_max: int, bytes_max: int) -> list[SpanEvents]:
+        """The events of each lease."""
+        spans: list[EventSpan] = []
+        for index, lease in enumerate(done.leases):
+            row = lease.row
+            aside = done.aside[index] if done.aside else ()
+            left_out = frozenset(e.position for e in aside if e.position > row.at)
+            replayed = tuple(e.position for e in aside if e.replaying)[:events_max]
+            after = max(row.at, row.waits_from - 1)
+            spans.append(EventSpan(row.source, after, row.work_to, left_out, replayed))
+        if events_max == 0 or not spans:
+            return [SpanEvents((), span.after) for span in spans]
+        names = done.group.settings.names
+        found = await self._reads.events(spans, names, events_max=events_max, bytes_max=bytes_max)
+        self._learn(done, found)
+        return found
+
+    def _learn(self, done: ClaimDone, found: Sequence[SpanEvents]) -> None:
+        known = self.known.get(done.group.name)
+        if known is None:
+            return
+        sums = {True: [0, 0], False: [0, 0]}
+        for lease, span in zip(done.leases, found, strict=True):
+            sums[lease.leading][0] += len(span.events)
+            sums[lease.leading][1] += 1
+            known.counted.pruned += span.pruned is not None
+        known.share = next_share(*sums[False], *sums[True])
+
+    # What happened
+
+    def _note(self, name: str, outcome: object) -> None:
+        """Count an outcome, tell the feed, and wake claims that may now find work."""
+        known = self.known.get(name)
+        if isinstance(outcome, AckDone):
+            self._note_acks(name, known, outcome)
+            if outcome.claimed is not None:
+                self._note(name, outcome.claimed)
+        elif isinstance(outcome, ClaimDone):
+            self._note_claim(name, known, outcome)
+        elif known is not None:
+            # An operator's change, a release or a correlation may have made work.
+            known.wake()
+            if isinstance(outcome, CorrelationDone):
+                known.take(outcome.group)
+
+    def _note_claim(self, name: str, known: Known | None, done: ClaimDone) -> None:
+        if known is not None:
+            known.take(done.group)
+            known.counted.claims += len(done.leases)
+            known.counted.blocked += len(done.blocked)
+            known.counted.lost += len(done.blocked)
+        for lease in done.leases:
+            row = lease.row
+            if known is not None and row.lost:
+                known.counted.lost += 1
+            facts = {"target": row.target, "worker": row.worker, "at": row.at}
+            self._feed.tell(name, "claimed", **facts, until=row.work_to)
+        for row in done.blocked:
+            self._feed.tell(name, "blocked", target=row.target, error=row.error)
+
+    def _note_acks(self, name: str, known: Known | None, done: AckDone) -> None:
+        wakes = False
+        for item in done.items:
+            self._feed.tell(name, item.outcome, target=item.target, at=item.at, failed=item.failed)
+            wakes = wakes or item.has_work
+            if known is None:
+                continue
+            counted = known.counted
+            counted.acks += item.outcome == "acked"
+            counted.retries += item.outcome == "failed"
+            counted.blocked += item.outcome == "blocked"
+            counted.parked += item.outcome == "parked"
+        if wakes and known is not None:
+            known.wake()
+
+
+def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
+    # The client may be gone by the time that the commit is done.
+    if not future.done():
+        future.set_result(outcome)
