@@ -53,6 +53,7 @@ from fencepost.store.large.slices import decode_slice
 from fencepost.store.log_contract import BeyondHead, LogChunk, LogQuery, LogRows, Pruned
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
+from fencepost.store.read.scans import Scans
 from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.connection import FILE
@@ -82,7 +83,7 @@ class Place:
         self.store = SqliteStore(self.settings, self.clock)
         self.holds = self.store.decider.holds
         self.lists = SqlLists(self.store.readers, self.holds)
-        self.logs = SqlLogs(self.store.readers, Limits())
+        self.logs = SqlLogs(Scans(self.store.scanners, threads=1), Limits())
 
     def ask(self, ask: Any, *request: Any) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -21,6 +21,7 @@ from fencepost.store.read import log_plan as plans
 from fencepost.store.read.chunks import Readers
 from fencepost.store.read.log import SqlLogs, read_log
 from fencepost.store.read.log_selection import STREAMS_MAX
+from fencepost.store.read.scans import Scans
 from fencepost.store.sqlite.connection import FILE, SqliteConnection, connect
 from tests.integration.log_support import ARROW, Client
 from tests.serving import ServerProcess
@@ -165,7 +166,7 @@ def ask(selection: Selection, **more: Any) -> PlanQuery:
 
 
 async def planned(connection: SqliteConnection, query: PlanQuery) -> Plan:
-    plan = await SqlLogs(OneConnection(connection), Limits()).plan(query)
+    plan = await SqlLogs(Scans(OneConnection(connection), threads=1), Limits()).plan(query)
     assert isinstance(plan, Plan)
     return plan
 
@@ -216,17 +217,22 @@ async def test_what_is_written_down_in_advance_changes_no_plan(
     ],
 )
 @pytest.mark.parametrize("limit", [100, 5_000, 100_000])
-@pytest.mark.parametrize("streams_max", [STREAMS_MAX, 0])
+@pytest.mark.parametrize(
+    ("streams_max", "slice_comparisons"), [(STREAMS_MAX, 8_000), (0, 8_000), (0, 3)]
+)
 def test_however_rows_are_found_they_are_the_selected_ones_in_order(
     filled: Path,
     selection: Selection,
     limit: int,
     streams_max: int,
+    slice_comparisons: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log, "STREAMS_MAX", streams_max)
+    monkeypatch.setattr(log, "BLOCK_POSITIONS", 1_000)
     monkeypatch.setattr(log.Span, "block_positions", 1_000)
-    monkeypatch.setattr(log.Search, "enough_positions", 12_000)
+    monkeypatch.setattr(log, "SEARCH_POSITIONS", 12_000)
+    monkeypatch.setattr(log, "SLICE_COMPARISONS", slice_comparisons)
     connection = SqliteConnection(connect(filled))
     paths: dict[Any, Any] = dict(connection.raw.execute("SELECT id, path FROM streams"))
     wanted = [

@@ -22,6 +22,7 @@ from fencepost.store.contract import Chunk, StreamInfo
 from fencepost.store.postgres.large.locks import LARGE_COMMITS
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.read.log import SqlLogs
+from fencepost.store.read.scans import Scans
 from fencepost.store.settings import PostgresSettings
 from tests.contract.subject import batch_of
 from tests.postgres.nodes import until
@@ -40,7 +41,7 @@ class Node:
 
     def __init__(self, store: PostgresStore) -> None:
         self.store = store
-        self.logs = SqlLogs(store.readers, Limits())
+        self.logs = SqlLogs(Scans(store.scanners, threads=1), Limits())
 
     def ask(self, ask: Callable[..., None], *request: Any) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

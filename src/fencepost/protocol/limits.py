@@ -48,6 +48,8 @@ class Limits:
     message is sent whole."""
     log_scan_max: int = 1_000_000
     """Positions that one answer of the log may look through for the streams it selects."""
+    log_comparisons_max: int = 1_000_000
+    """Comparisons of a stream's path with a pattern that one answer of the log may take."""
     log_streams_max: int = 64
     """Streams that a reader of the log may name one by one; patterns have no such bound."""
     log_parts_max: int = 1024

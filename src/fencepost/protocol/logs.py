@@ -15,7 +15,7 @@ from datetime import datetime
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from fencepost.protocol.globs import ANY, Glob
+from fencepost.protocol.globs import Glob, Globs, literal_prefix
 
 POSITION_MAX = 2**53 - 1
 BEFORE_ALL = -1
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 class Selection:
     """Which streams a reader wants: exact paths and patterns together; with neither, all."""
 
-    __slots__ = ("globs", "part", "paths")
+    __slots__ = ("_matcher", "globs", "part", "paths")
 
     def __init__(
         self, paths: Iterable[str] = (), globs: Iterable[Glob] = (), part: Part | None = None
@@ -57,19 +57,27 @@ class Selection:
         self.paths = frozenset(paths)
         self.globs = tuple(globs)
         self.part = part
+        self._matcher = Globs(self.globs)
 
     @property
     def by_path(self) -> bool:
         """Whether the path of a stream matters at all."""
         return bool(self.paths or self.globs)
 
+    @property
+    def comparisons_max(self) -> int:
+        """Comparisons with a pattern that it takes at most to say whether a path is wanted."""
+        return max(1, self._matcher.comparisons_max)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Selections of one principal with the same key want the same streams."""
+        return self.paths, frozenset(glob.text for glob in self.globs), self.part
+
     def takes_path(self, path: str) -> bool:
         """Whether a stream at `path` may be wanted, its part aside."""
-        if path in self.paths:
+        if path in self.paths or self._matcher.matches(path):
             return True
-        for glob in self.globs:  # not any(): this is asked of thousands of paths a page
-            if glob.matches(path):
-                return True
         return not self.by_path
 
     def takes(self, stream_id: int, path: str) -> bool:
@@ -77,22 +85,22 @@ class Selection:
         return (self.part is None or self.part.holds(stream_id)) and self.takes_path(path)
 
     def path_ranges(self) -> list[tuple[str, str | None]]:
-        """Where wanted paths can lie: from the first, below the second (None: no end)."""
-        ranges: list[tuple[str, str | None]] = [
-            (path, next_text(path)) for path in sorted(self.paths)
-        ]
-        ranges += [text_range(literal_prefix(glob)) for glob in self.globs]
-        return ranges
+        """Where wanted paths can lie: from the first, below the second (None: no end).
 
-
-def literal_prefix(glob: Glob) -> str:
-    """What every match of a pattern begins with."""
-    if glob.is_exact:
-        return glob.text
-    before, _, _ = glob.text.partition("*")
-    # `a/**` is also `a` itself: the slash before a double star may be missing.
-    whole = "/".join(glob.prefix)
-    return whole if glob.text[len(before) :].startswith(ANY) else before
+        The ranges are in order and do not overlap, however many patterns have the same beginning.
+        """
+        ranges: list[tuple[str, str | None]] = [(path, next_text(path)) for path in self.paths]
+        ranges += {text_range(literal_prefix(glob)) for glob in self.globs}
+        joined: list[tuple[str, str | None]] = []
+        for first, last in sorted(ranges, key=lambda one: one[0]):
+            if joined:
+                before, end = joined[-1]
+                if end is None or first < end:
+                    longer = None if end is None or last is None else max(end, last)
+                    joined[-1] = before, longer
+                    continue
+            joined.append((first, last))
+        return joined
 
 
 def next_text(text: str) -> str:

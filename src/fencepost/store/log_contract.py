@@ -31,6 +31,8 @@ class LogQuery(NamedTuple):
     messages_max: int
     bytes_max: int
     skip_pruned: bool = False
+    principal: str = ""
+    """The name of the principal that reads, for its share of the threads."""
 
 
 class Named(NamedTuple):
@@ -132,6 +134,8 @@ class PlanQuery(NamedTuple):
     bytes_max: int | None
     parts: int
     at_ms: int | None
+    principal: str = ""
+    """The name of the principal that asks, for its share of the threads."""
 
 
 class Plan(NamedTuple):

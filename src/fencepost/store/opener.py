@@ -31,6 +31,7 @@ from fencepost.store.log_contract import ListStore, LogStore
 from fencepost.store.read.groups import SqlGroupReads
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
+from fencepost.store.read.scans import Scans
 from fencepost.store.settings import PostgresSettings, SqliteSettings
 from fencepost.store.sql import Schema
 from fencepost.store.sqlite import migrate as sqlite_schema
@@ -196,13 +197,14 @@ def _open_sqlite(
     store.decider.claims.auditor = auditor
     upkeep = SqliteUpkeep(store, clock)
     subscriptions = SqliteSubscriptions(store)
+    scans = Scans(store.scanners, threads=settings.scan_threads)
 
     def measure(told: Measure) -> None:
         store.commits.on_commit = told
 
     return Opened(
         store=store,
-        logs=SqlLogs(store.readers, limits),
+        logs=SqlLogs(scans, limits),
         lists=SqlLists(store.readers, store.decider.holds),
         groups=SqlGroupReads(store.readers),
         subscriptions=subscriptions,
@@ -211,7 +213,7 @@ def _open_sqlite(
         join=store.decider.append,
         measure=measure,
         counters=store.decider.counters,
-        stats=lambda: {"wal_bytes": store.wal_pages * PAGE_BYTES},
+        stats=lambda: {"wal_bytes": store.wal_pages * PAGE_BYTES, **scans.stats()},
     )
 
 
@@ -244,13 +246,14 @@ async def _open_postgres(
         store = await PostgresStore.open(settings, clock, simulated=simulated, migrating=migrate)
     store.decider.claims.auditor = auditor
     leading = Leading(store, clock, simulated=simulated)
+    scans = Scans(store.scanners, threads=settings.scan_threads)
 
     def measure(told: Measure) -> None:
         store.turns.on_commit = told
 
     return Opened(
         store=store,
-        logs=SqlLogs(store.readers, limits),
+        logs=SqlLogs(scans, limits),
         lists=SqlLists(store.readers),
         groups=SqlGroupReads(store.readers),
         subscriptions=None,
@@ -260,5 +263,5 @@ async def _open_postgres(
         join=store.decider.append,
         measure=measure,
         counters=store.decider.counters,
-        stats=store.stats,
+        stats=lambda: {**store.stats(), **scans.stats()},
     )

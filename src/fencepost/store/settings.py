@@ -19,6 +19,8 @@ class StoreSettings:
     """Producers kept in memory for each stream in use."""
     reader_threads: int = 2
     """Threads that read messages from disk."""
+    scan_threads: int = 2
+    """Threads that read the global log; the principals that read it take turns on them."""
     log_retention_ms: int = 7 * 86_400_000
     """How long the rows of a deleted stream stay readable in the global log."""
     key_retention_s: int = 7 * 86_400

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fencepost.protocol.globs import BadGlob, Glob, parse_glob
+from fencepost.protocol.globs import BadGlob, Glob, Globs, parse_glob
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,23 @@ def test_a_pattern_made_to_take_for_ever_does_not() -> None:
     pattern = "/".join(["**", "*a*a*a*a*a*a*b"] * 20)
 
     assert not Glob(pattern).matches("/".join(["a" * 40] * 25))
+
+
+@given(st.lists(patterns, max_size=12), paths)
+@example(["a/**", "ab*", "a*"], "a")
+@example(["a", "ab/**", "**/b"], "ab")
+def test_several_patterns_take_what_any_of_them_takes(written: list[str], path: str) -> None:
+    """For any patterns and path, one matcher of all of them answers like them one by one."""
+    globs = [Glob(pattern) for pattern in written]
+
+    assert Globs(globs).matches(path) == any(glob.matches(path) for glob in globs)
+
+
+def test_a_path_is_compared_with_the_patterns_that_begin_like_it() -> None:
+    tenants = [Glob(f"tenant-{number}/**") for number in range(256)]
+
+    # tenant-25 begins like tenant-2, and like itself: `tenant-2/**` also takes `tenant-2`.
+    assert Globs(tenants).comparisons_max == 3
+    assert Globs([*tenants, Glob("**/x"), Glob("*/y")]).comparisons_max == 5
+    assert Globs([Glob("a/*"), Glob("a/*")]).comparisons_max == 1
+    assert Globs(()).comparisons_max == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.protocol.globs import Glob, parse_glob
+from fencepost.protocol.globs import Glob, literal_prefix, parse_glob
 from fencepost.protocol.logs import (
     NOTHING,
     POSITION_MAX,
@@ -22,7 +22,6 @@ from fencepost.protocol.logs import (
     even_splits,
     fitting,
     fitting_in_row,
-    literal_prefix,
     messages_of,
     parse_instant_ms,
     parse_part,
@@ -269,3 +268,23 @@ def test_many_stretches_to_a_part_are_split_at_their_ends() -> None:
 
     assert [split.weight.rows for split in splits] == [BUCKET * 100] * 3
     assert [split.until % BUCKET for split in splits] == [BUCKET - 1] * 3
+
+
+@given(
+    st.lists(st.sampled_from(["a", "a/b", "ab", "b", "\U0010ffff"]), max_size=4),
+    st.lists(st.sampled_from(["a/**", "a/*", "ab*", "b/c/*", "*", "\U0010ffff*"]), max_size=4),
+    st.sampled_from(["a", "a/b", "ab", "abc", "b", "b/c/d", "c", "\U0010ffff", "\U0010ffffx"]),
+)
+def test_ranges_of_paths_are_apart_and_hold_every_wanted_path(
+    paths: list[str], globs: list[str], path: str
+) -> None:
+    """However names and patterns overlap, a wanted path lies in exactly one range."""
+    selection = Selection(paths, map(glob, globs))
+
+    ranges = selection.path_ranges()
+    holding = [one for one in ranges if one[0] <= path and (one[1] is None or path < one[1])]
+
+    if selection.by_path and selection.takes_path(path):
+        assert len(holding) == 1
+    assert len(holding) <= 1
+    assert ranges == sorted(ranges, key=lambda one: one[0])

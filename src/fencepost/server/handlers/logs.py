@@ -25,7 +25,7 @@ from fencepost.protocol.logs import (
     parse_part,
     parse_position,
 )
-from fencepost.server.access import readable_selection
+from fencepost.server.access import name_of, readable_selection
 from fencepost.server.handlers import log_formats
 from fencepost.server.handlers.parsing import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
@@ -197,6 +197,7 @@ class Logs:
             messages_max=limit,
             bytes_max=self._limits.log_bytes_max,
             skip_pruned=pruned == "skip",
+            principal=name_of(principal),
         )
 
     def _selection(self, parameters: Parameters, principal: Principal | None) -> Selection:
@@ -329,6 +330,7 @@ class Logs:
             ),
             parts=parts,
             at_ms=at_ms,
+            principal=name_of(principal),
         )
 
 

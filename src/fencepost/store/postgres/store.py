@@ -84,6 +84,9 @@ class PostgresStore(WriteFront):
         self.readers = PostgresReaders(
             partial(connect, settings, readonly=True), threads=settings.reader_threads
         )
+        self.scanners = PostgresReaders(
+            partial(connect, settings, readonly=True), threads=settings.scan_threads
+        )
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="fencepost-upkeep")
         self._upkeep_connection: PostgresConnection | None = None
         loader = BulkLoader(self.lookups)
@@ -144,6 +147,7 @@ class PostgresStore(WriteFront):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self.readers.close()
+        self.scanners.close()
         self._upkeep.shutdown()
         if self._upkeep_connection is not None:
             self._upkeep_connection.close()

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from fencepost.protocol.globs import Glob
-from fencepost.protocol.logs import literal_prefix, next_text, text_range
+from fencepost.protocol.globs import Glob, literal_prefix
+from fencepost.protocol.logs import next_text, text_range
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.writers import Writer

@@ -8,6 +8,10 @@ The selection decides which rows are looked at, block by block until the answer 
 a range, or those of one part (`Span`); the rows of the selected streams, which are looked for in
 each block as it comes (`Search`); or, for a few streams in a long log, only the rows that the index
 by stream names (`Positions`).
+
+A read that finds nothing in one slice of the log goes on in the next one, in a transaction of its
+own, when it is its turn (`scans`). So a read is never long at a time, it ends soon after its client
+has left, and it ends at `log_scan_max` positions or `log_comparisons_max` comparisons in all.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,9 +38,9 @@ from fencepost.store.log_contract import (
 )
 from fencepost.store.maintain import purge as purges
 from fencepost.store.read import log_plan as plans
-from fencepost.store.read.chunks import Readers
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
+    SLICE_COMPARISONS,
     STREAMS_MAX,
     Found,
     Source,
@@ -47,8 +51,10 @@ from fencepost.store.read.log_selection import (
     resolve,
     row_start,
     run,
-    streams_between,
+    slice_positions,
+    wanted,
 )
+from fencepost.store.read.scans import Scans
 from fencepost.store.sql import Connection
 
 T = TypeVar("T")
@@ -60,47 +66,99 @@ _TEXTS_OR_NOT = msgspec.json.Decoder(list[str | None])
 class SqlLogs:
     """The log of one store."""
 
-    def __init__(self, readers: Readers[Any], limits: Limits) -> None:
-        self._readers = readers
+    def __init__(self, scans: Scans, limits: Limits) -> None:
+        self._scans = scans
         self._limits = limits
 
     async def head(self) -> int:
-        return await self._readers.run(head_of)
+        return await self._scans.run("", head_of)
 
     async def read(
         self, query: LogQuery, render: Callable[[LogRows], T]
     ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
-        return await self._readers.run(partial(self._read, query=query, render=render))
+        progress: Progress | None = None
+        while True:
+            work = partial(self._read, query=query, render=render, progress=progress)
+            found = await self._scans.run(query.principal, work)
+            if not isinstance(found, Progress):
+                return found
+            progress = found
 
     def _read(
-        self, connection: Connection, query: LogQuery, render: Callable[[LogRows], T]
-    ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
+        self,
+        connection: Connection,
+        query: LogQuery,
+        render: Callable[[LogRows], T],
+        progress: Progress | None,
+    ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead | Progress:
         with connection:  # one snapshot for the head and the rows; over before anything is rendered
-            chunk = read_log(connection, query, self._limits)
+            chunk = read_slice(connection, query, self._limits, progress)
         if not isinstance(chunk, LogChunk):
             return chunk
         return chunk, None if chunk.rows is None else render(chunk.rows)
 
     async def plan(self, query: PlanQuery) -> Plan | BeyondHead:
-        return await plans.make(self._readers, query)
+        return await plans.make(self._scans, query)
+
+
+class Progress(NamedTuple):
+    """How far a read has come that has found nothing yet."""
+
+    after: int
+    until: int
+    low: int
+    """The first position that was not looked at."""
+    positions_left: int
+    comparisons_left: int
+
+    def beyond(self, span: Span, at: int) -> Progress:
+        """The progress after a slice that ended at a position."""
+        return self._replace(
+            low=at + 1,
+            positions_left=self.positions_left - (at + 1 - self.low),
+            comparisons_left=self.comparisons_left - span.comparisons,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has to be given now, with where to go on."""
+        return self.low > self.until or min(self.positions_left, self.comparisons_left) <= 0
 
 
 def read_log(
     connection: Connection, query: LogQuery, limits: Limits
 ) -> LogChunk | Pruned | BeyondHead:
-    """What a reader gets. Call it inside a transaction."""
+    """What a reader gets, all slices in one transaction. Call it inside a transaction."""
+    found = read_slice(connection, query, limits, None)
+    while isinstance(found, Progress):
+        found = read_slice(connection, query, limits, found)
+    return found
+
+
+def read_slice(
+    connection: Connection, query: LogQuery, limits: Limits, progress: Progress | None
+) -> LogChunk | Pruned | BeyondHead | Progress:
+    """What a reader gets, or how far it has come. Call it inside a transaction."""
     head, newest = ends_of(connection)
-    after = head if query.after is None else query.after
-    # A writer may know of a position that cannot be read yet.
-    if after > newest:
-        return BeyondHead(head)
-    until = head if query.until is None else min(query.until, head)
-    low = after + 1
+    is_first = progress is None
+    if progress is None:
+        after = head if query.after is None else query.after
+        # A writer may know of a position that cannot be read yet.
+        if after > newest:
+            return BeyondHead(head)
+        until = head if query.until is None else min(query.until, head)
+        most = limits.log_scan_max, limits.log_comparisons_max
+        progress = Progress(after, until, after + 1, *most)
+    after, until, low, *_ = progress
     rows, at = None, max(after, until)
     if low <= until:
-        span = choose(connection, query, low, until, limits)
+        span = choose(connection, query, progress, is_first=is_first)
         rows, at = _rows_of(connection, span, query, low)
-    pruned = purges.last_purged(connection, query.selection, low, at)
+        reached = progress.beyond(span, at)
+        if rows is None and not reached.is_over:
+            return reached
+    # Rows that went since an earlier slice were there when it found none, so they are not missed.
+    pruned = purges.last_purged(connection, query.selection, after + 1, at)
     if pruned is not None and not query.skip_pruned:
         return Pruned(pruned, head)
     return LogChunk(rows, after, at, until, head, pruned)
@@ -158,17 +216,18 @@ def _rows_of(
     measured = _Measured()
     at = span.low
     while at <= span.high:
-        stop = min(at + span.block_positions - 1, span.high)
+        # A span may begin with the row that `low` lies in, far below it: the first block has both.
+        stop = min(max(at, low) + span.block_positions - 1, span.high)
         block = span.block(at, stop)
         if block is not None:
             measured.add(connection, block)
         at = stop + 1
         if measured.messages > query.messages_max or measured.cost > query.bytes_max:
             return _cut_rows(connection, span, measured, query, low)
-        if measured.sizes and at - span.low >= span.enough_positions:
+        if span.is_enough(at, found=bool(measured.sizes)):
             break
     if not measured.sizes:
-        return None, span.high
+        return None, at - 1
     return _gather(connection, span, measured, low, at - 1), at - 1
 
 
@@ -247,15 +306,17 @@ def _names(connection: Connection, ids: set[int]) -> dict[int, Named]:
 BLOCK_POSITIONS = 8_192
 """Positions that are looked at together."""
 SEARCH_POSITIONS = 65_536
-"""Positions after which a search that has found something comes back with it."""
+"""Positions after which a search comes back with what it has found."""
+FOUND_SLICES = 4
+"""Slices that a search with something to show may take at once, to have more to show."""
 
 
 class Span:
     """The rows of a range, and how far up they answer for every position."""
 
     block_positions = BLOCK_POSITIONS
-    enough_positions = 2**53
-    """Positions after which to come back with what there is."""
+    comparisons = 0
+    """Comparisons with patterns that were made so far, at most."""
 
     def __init__(self, low: int, high: int, part: Part | None = None) -> None:
         self.low = low
@@ -263,6 +324,10 @@ class Span:
         self.names: dict[int, Named] = {}
         """All streams that have rows here, if they are known."""
         self._part = part
+
+    def is_enough(self, at: int, *, found: bool) -> bool:
+        """Whether to come back now that everything below a position was looked at."""
+        return not found and at - self.low >= SEARCH_POSITIONS
 
     def block(self, low: int, high: int) -> Source | None:
         """The rows of a block; None when there are none."""
@@ -276,19 +341,32 @@ class Span:
 class Search(Span):
     """The rows of streams that are found on the way."""
 
-    enough_positions = SEARCH_POSITIONS
-
     def __init__(self, connection: Connection, low: int, high: int, selection: Selection) -> None:
         super().__init__(low, high, selection.part)
         self._connection = connection
         self._selection = selection
         self._are_all = True
+        self._others: set[int] = set()
+        """Streams that were compared and are not wanted."""
+        self.block_positions = slice_positions(selection, BLOCK_POSITIONS)
+
+    def is_enough(self, at: int, *, found: bool) -> bool:
+        most = SLICE_COMPARISONS * (FOUND_SLICES if found else 1)
+        return at - self.low >= SEARCH_POSITIONS or self.comparisons >= most
 
     def block(self, low: int, high: int) -> Source | None:
-        found = streams_between(self._connection, self._selection, low, high)
-        self.names |= found.names
+        rows = run(self._connection, "distinct_streams", in_range(low, high, self._part))
+        known, others = self.names, self._others
+        names = {row[0]: known[row[0]] for row in rows if row[0] in known}
+        new = [row for row in rows if row[0] not in known and row[0] not in others]
+        for stream, path, content_type in wanted(self._selection, new):
+            names[stream] = Named(path, content_type)
+        self.comparisons += len(new) * self._selection.comparisons_max
+        others.update(row[0] for row in new if row[0] not in names)
+        self.names |= names
+        found = Found(names, len(names) == len(rows))
         self._are_all = self._are_all and found.are_all
-        return found.source(low, high, self._part) if found.names else None
+        return found.source(low, high, self._part) if names else None
 
     def rows_at(self, positions: Sequence[int]) -> Source:
         found = Found(self.names, self._are_all)
@@ -312,14 +390,15 @@ class Positions(Span):
         return Source("source_positions", {"positions": json.dumps(list(positions))})
 
 
-def choose(connection: Connection, query: LogQuery, low: int, until: int, limits: Limits) -> Span:
-    """How to look for what a reader wants."""
+def choose(connection: Connection, query: LogQuery, progress: Progress, *, is_first: bool) -> Span:
+    """How to look for what a reader wants; only its first slice considers the index."""
     selection = query.selection
+    until, low = progress.until, progress.low
     first = row_start(connection, low)
-    high = min(until, low + limits.log_scan_max - 1)
+    high = min(until, low + progress.positions_left - 1)
     if not selection.by_path:
         return Span(first, high, selection.part)
-    if until - low >= SHORT_RANGE:
+    if is_first and until - low >= SHORT_RANGE:
         ids = resolve(connection, selection, STREAMS_MAX)
         if ids is not None:
             return _by_index(connection, ids, first, until, query.messages_max)

@@ -5,14 +5,14 @@ that corrects its entry, so its weight is written down once, by the upkeep, behi
 over everything adds up entries and looks at rows only in the first bucket, in the last, and where
 it cuts. A plan over a few streams that have few of the rows goes by their indexes; over any other
 selection it weighs the rows of each bucket in a scan, in slices that each are a read transaction of
-their own, and stops where the asked bound is.
+their own and wait for their turn (`scans`), and stops where the asked bound is, or when the client
+has left.
 """
 
 from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -29,7 +29,6 @@ from fencepost.protocol.logs import (
 )
 from fencepost.store.log_contract import BeyondHead, Plan, PlanQuery
 from fencepost.store.maintain.purge import last_purged
-from fencepost.store.read.chunks import Readers
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
     STREAMS_MAX,
@@ -43,62 +42,67 @@ from fencepost.store.read.log_selection import (
     row_start,
     run,
     selected,
+    slice_positions,
 )
+from fencepost.store.read.scans import Scans
 from fencepost.store.sql import Connection
 
 _INTEGERS = msgspec.json.Decoder(list[int])
 
 SLICE_POSITIONS = 64 * WIDTH
-"""Positions that are weighed in one read transaction."""
+"""Positions that are weighed in one read transaction, or fewer where there are many patterns."""
 SPARSE = 16
 """Few streams are weighed by their index when they have at most one in so many of the positions."""
 BUCKETS_PER_TALLY_MAX = 256
 """Buckets whose weight is written down in one round of the upkeep."""
 
 
-async def make(readers: Readers[Any], query: PlanQuery) -> Plan | BeyondHead:
+async def make(scans: Scans, query: PlanQuery) -> Plan | BeyondHead:
     """Carry out a plan: weigh in slices, then bound, split and look up the time."""
-    head, newest = await readers.run(ends_of)
+    head, newest = await scans.run(query.principal, ends_of)
     if query.after > newest:
         return BeyondHead(head)
     until = max(query.after, head if query.until is None else min(query.until, head))
-    sparse = await _weigh_sparse(readers, query, until)
+    sparse = await _weigh_sparse(scans, query, until)
     stretches = sparse or []
     total = NOTHING
     low = query.after + 1 if sparse is None else until + 1
     while low <= until:
-        high = until if not _filtered(query.selection) else min(until, _slice_end(low))
-        weighed = await readers.run(
+        high = until if not _filtered(query.selection) else min(until, _slice_end(query, low))
+        weighed = await scans.run(
+            query.principal,
             partial(
                 weigh, selection=query.selection, low=low, high=high, after=query.after, until=until
-            )
+            ),
         )
         stretches += weighed
         total = sum((stretch.weight for stretch in weighed), total)
         if _beyond(total, query):
             break
         low = high + 1
-    return await readers.run(
-        partial(_finish, query=query, stretches=stretches, until=until, head=head)
+    return await scans.run(
+        query.principal,
+        partial(_finish, query=query, stretches=stretches, until=until, head=head),
     )
 
 
-async def _weigh_sparse(
-    readers: Readers[Any], query: PlanQuery, until: int
-) -> list[Stretch] | None:
+async def _weigh_sparse(scans: Scans, query: PlanQuery, until: int) -> list[Stretch] | None:
     """The weights of a few streams in a long range, by their indexes; None when that is no help."""
     low = query.after + 1
     if not query.selection.by_path or until - low < SHORT_RANGE:
         return None
-    ids = await readers.run(partial(_sparse_ids, query=query, until=until))
+    ids = await scans.run(query.principal, partial(_sparse_ids, query=query, until=until))
     if ids is None:
         return None
     found: dict[int, Weight] = {}
     for stream in ids:
-        sums = await readers.run(partial(_stream_sums, stream=stream, low=low, until=until))
+        sums = await scans.run(
+            query.principal, partial(_stream_sums, stream=stream, low=low, until=until)
+        )
         for bucket, weight in sums.items():
             found[bucket] = found.get(bucket, NOTHING) + weight
-    return await readers.run(
+    return await scans.run(
+        query.principal,
         partial(
             _with_edges,
             selection=query.selection,
@@ -107,7 +111,7 @@ async def _weigh_sparse(
             high=until,
             after=query.after,
             until=until,
-        )
+        ),
     )
 
 
@@ -137,8 +141,9 @@ def _filtered(selection: Selection) -> bool:
     return selection.by_path or selection.part is not None
 
 
-def _slice_end(low: int) -> int:
-    return (low // SLICE_POSITIONS + 1) * SLICE_POSITIONS - 1
+def _slice_end(query: PlanQuery, low: int) -> int:
+    width = slice_positions(query.selection, SLICE_POSITIONS)
+    return (low // width + 1) * width - 1
 
 
 def _beyond(total: Weight, query: PlanQuery) -> bool:

@@ -8,7 +8,8 @@ costs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fencepost.protocol.logs import Part, Selection
@@ -21,6 +22,15 @@ STREAMS_MAX = 64
 """Streams whose rows are found one by one; for more of them the range is scanned."""
 CANDIDATES_MAX = 2_000
 """Paths that are compared with a pattern before its streams are looked for in the log instead."""
+SLICE_COMPARISONS = 16_000
+"""Comparisons of a path with a pattern after which a scan lets other scans have a turn."""
+REST_COMPARISONS = 1_024
+"""Comparisons after which a thread rests, so that the event loop and the other threads, which share
+one interpreter with it, get to run at once instead of after the interpreter's switch interval."""
+REST_S = 0.0005
+_REST = threading.Event()  # never set: a thread waits for it to rest
+SLICE_POSITIONS_MIN = 16
+"""Positions that a slice of a scan has at least, however many patterns there are."""
 WIDTH = 4_096
 """Positions in a bucket of `log_buckets`; part of the format on disk."""
 
@@ -83,14 +93,34 @@ def end_of(connection: Connection, last: str | None) -> str | bytes:
 def resolve(connection: Connection, selection: Selection, ids_max: int) -> list[int] | None:
     """The selected incarnations when they are few and easily found, else None."""
     ids: set[int] = set()
+    left = min(CANDIDATES_MAX, SLICE_COMPARISONS // selection.comparisons_max)
     for first, last in selection.path_ranges():
         end = end_of(connection, last)
         for query in ("live_ids", "deleted_ids"):
-            found = run(connection, query, first=first, last=end, limit=CANDIDATES_MAX)
-            if len(found) == CANDIDATES_MAX:
+            found = run(connection, query, first=first, last=end, limit=left + 1)
+            left -= len(found)
+            if left < 0:
                 return None
-            ids.update(stream for stream, path in found if selection.takes(stream, path))
+            ids.update(row[0] for row in wanted(selection, found))
     return sorted(ids) if len(ids) <= ids_max else None
+
+
+def wanted(selection: Selection, rows: Sequence[Row]) -> list[Row]:
+    """The rows, of a stream and its path first, that a selection takes."""
+    step = max(1, REST_COMPARISONS // selection.comparisons_max)
+    taken: list[Row] = []
+    for first in range(0, len(rows), step):
+        if first:
+            _REST.wait(REST_S)
+        taken += [row for row in rows[first : first + step] if selection.takes(row[0], row[1])]
+    return taken
+
+
+def slice_positions(selection: Selection, most: int) -> int:
+    """Positions that are looked at together: fewer for a selection that is slow to compare."""
+    if not selection.by_path:
+        return most
+    return min(most, max(SLICE_POSITIONS_MIN, SLICE_COMPARISONS // selection.comparisons_max))
 
 
 class Found(NamedTuple):
@@ -109,9 +139,7 @@ def streams_between(connection: Connection, selection: Selection, low: int, high
     """Look for the selected incarnations in a range."""
     found = run(connection, "distinct_streams", in_range(low, high, selection.part))
     names = {
-        stream: Named(path, content_type)
-        for stream, path, content_type in found
-        if selection.takes(stream, path)
+        stream: Named(path, content_type) for stream, path, content_type in wanted(selection, found)
     }
     return Found(names, len(names) == len(found))
 

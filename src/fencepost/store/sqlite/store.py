@@ -83,6 +83,9 @@ class SqliteStore(WriteFront):
         self.readers = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.reader_threads
         )
+        self.scanners = reading.Readers(
+            partial(self._connect, readonly=True), threads=settings.scan_threads
+        )
         decider = Decider(self._lookups, settings, clock.now_ms)
         large = LargeCommits(decider.holds, partial(LargeCommit, self))
         super().__init__(settings, decider, large)
@@ -136,6 +139,7 @@ class SqliteStore(WriteFront):
         await self._large.close()
         await self.commits.close()
         self.readers.close()
+        self.scanners.close()
         self._lookups.close()
         if not self.failure.done():
             fold(self._writer.connection.raw)

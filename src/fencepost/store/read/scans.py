@@ -1,0 +1,89 @@
+"""The fair queue in front of the threads that scan the log.
+
+A scan is cut into slices, each a bounded piece of work and a read transaction of its own. Every
+slice waits for its turn here: the principals take turns, and the scans of one principal take turns
+among themselves. So a principal that asks for a hundred scans slows down its own, and the one scan
+of another principal waits for one slice of each principal at most. A reader that leaves between two
+slices has asked for nothing more; the slice that is under way keeps its thread until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fencepost.store.read.chunks import Readers
+
+T = TypeVar("T")
+
+
+class Scans:
+    """Runs slices on the threads of `readers`, at most `threads` at once, in fair order."""
+
+    def __init__(self, readers: Readers[Any], *, threads: int) -> None:
+        self._readers = readers
+        self._free = threads
+        # The principals that wait, the next one first; each with its slices in their order.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self.slices = 0
+        """Slices that were begun."""
+
+    @property
+    def waiting_count(self) -> int:
+        """Slices that wait for their turn."""
+        return sum(map(len, self._waiting.values()))
+
+    def stats(self) -> dict[str, float]:
+        """Numbers for the metrics, by name."""
+        return {"scan_slices_total": self.slices, "scans_waiting": self.waiting_count}
+
+    async def run(self, principal: str, work: Callable[[Any], T]) -> T:
+        """The result of a slice of this principal, done in a thread when it is its turn."""
+        if self._free == 0:
+            await self._turn(principal)
+        else:
+            self._free -= 1
+        self.slices += 1
+        slice_ = asyncio.ensure_future(self._readers.run(work))
+        slice_.add_done_callback(self._ended)
+        # A task that is cancelled leaves, but its thread is free only when the slice has ended.
+        return await asyncio.shield(slice_)
+
+    async def _turn(self, principal: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(principal, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._next()  # the turn came as the reader left
+            else:
+                self._leave(principal, turn)
+            raise
+
+    def _leave(self, principal: str, turn: asyncio.Future[None]) -> None:
+        own = self._waiting.get(principal)
+        if own is not None and turn in own:
+            own.remove(turn)
+            if not own:
+                del self._waiting[principal]
+
+    def _ended(self, slice_: asyncio.Future[Any]) -> None:
+        if not slice_.cancelled():
+            slice_.exception()  # so that the loop does not report it for a reader that left
+        self._next()
+
+    def _next(self) -> None:
+        """Give the thread that is free to the next slice, of the principal whose turn it is."""
+        while self._waiting:
+            principal = next(iter(self._waiting))
+            own = self._waiting.pop(principal)
+            turn = own.popleft()
+            if own:
+                self._waiting[principal] = own  # at the end: the others come first
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
