@@ -203,6 +203,8 @@ def test_claims_show_who_holds_what_since_when(shell: Shell) -> None:
     ada.heartbeat(held)
     bob.complete(done)
     stream.append(1, producer=fencepost.Producing("other", 0, 0))
+    theirs = {"toolCallId": "call_1", "executorId": "agent-a", "status": "claimed"}
+    stream.append(theirs, producer=fencepost.Producing("tool:call_1", 0, 0))
 
     claims = shell.lines("claims", "jobs", "--json")
     table = shell.run("claims", "jobs", "--held").stdout.splitlines()
@@ -210,9 +212,10 @@ def test_claims_show_who_holds_what_since_when(shell: Shell) -> None:
     assert [(one["id"], one["owner"], one["status"]) for one in claims] == [
         ("task:build%207", "ada", "heartbeat"),
         ("task:build-8", "bob", "completed"),
+        ("tool:call_1", "agent-a", "claimed"),
     ]
     assert claims[0]["since"] <= claims[0]["updated"]
-    assert len(table) == 2
+    assert len(table) == 3
     assert re.match(r"jobs\s+task:build%207\s+ada\s+heartbeat\s+20", table[1])
     assert "other" in shell.run("producers", "jobs").stdout
 

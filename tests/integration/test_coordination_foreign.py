@@ -69,6 +69,18 @@ STATE_CLAIM = {
     },
     "headers": {"operation": "insert"},
 }
+ROW_AT_3 = {
+    "type": "user",
+    "key": "123",
+    "value": {"name": "Alice", "version": 3},
+    "headers": {"operation": "update"},
+}
+ROW_AT_5 = {
+    "type": "user",
+    "key": "123",
+    "value": {"name": "Alice Smith", "email": "alice@example.com", "version": 5},
+    "headers": {"operation": "update", "timestamp": "2025-02-01T10:00:00Z"},
+}
 STATE_ROW = {
     "type": "user",
     "key": "123",
@@ -209,6 +221,21 @@ def test_a_row_as_the_patterns_write_it_is_read_and_updated(
     assert (row.epoch, row.version) == (0, 2)
     stored = list(stream.read())[-1]["value"]
     assert stored["version"] == 2
+
+
+def test_versions_that_both_makings_write_in_turn_are_one_line(stream: Stream) -> None:
+    users: Resources[Plain] = Resources(stream, "user")
+    for number in range(3):
+        assert users.update("123", lambda _user: {"name": "?"}).version == number
+    put(stream, ROW_AT_3, "row:user:123", 0, 3)
+
+    row = users.update("123", lambda user: {**(user or {}), "ours": True})
+
+    assert (row.value, row.version) == ({"name": "Alice", "ours": True}, 4)
+    put(stream, ROW_AT_5, "row:user:123", 0, 5)
+    last = users.get("123")
+    assert last is not None
+    assert (last.value["name"], last.version) == ("Alice Smith", 5)
 
 
 def test_an_override_as_the_patterns_write_it_is_gone_on_from(stream: Stream) -> None:

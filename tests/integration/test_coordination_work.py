@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import fencepost
-from fencepost import Client, EpochGuardedError, FencepostError, Stream
+from fencepost import Client, EpochGuardedError, FencepostError, Producing, Stream
 from fencepost.coordination import (
     AsyncClaim,
     AsyncTaskClaims,
@@ -186,6 +187,26 @@ async def test_a_cancellation_from_outside_releases_the_task_and_goes_through(
         with pytest.raises(asyncio.CancelledError):
             await working
         assert [one.task for one in await ada.available()] == ["build"]
+
+
+def test_a_block_whose_server_is_away_ends_when_another_actor_may_have_its_task(
+    tmp_path: Path,
+) -> None:
+    """By default requests are tried again for a minute: heartbeats give up sooner."""
+
+    def work(server: ServerProcess, claims: TaskClaims) -> None:
+        with claims.claim("build") as claim:
+            server.kill()
+            while not claim.lost:
+                continue
+
+    with ServerProcess(tmp_path) as server, fencepost.connect(server.url) as client:
+        claims = TaskClaims(client.create("jobs"), "ada", timeout=BRISK)
+        began = time.monotonic()
+        with pytest.raises(ClaimLostError, match="no heartbeat of build was acknowledged"):
+            work(server, claims)
+
+    assert time.monotonic() - began < 30
 
 
 def test_workers_carry_out_every_task_once(jobs: Stream) -> None:
@@ -390,6 +411,23 @@ def test_principals_are_told_the_true_reason_at_once(tmp_path: Path) -> None:
 
         refusals = [event["code"] for event in here.audit() if event["type"] == "refused"]
     assert refusals == ["epoch_guarded", "producer_held"]
+
+
+async def test_a_completed_claim_accepts_nothing_further(tmp_path: Path) -> None:
+    one = principal("one", ("jobs", ALL))
+    with place(tmp_path, one) as here:
+        async with fencepost.connect_async(here.process.url, token=token("one")) as client:
+            jobs = await client.create("jobs")
+            claims = AsyncTaskClaims(jobs, "one")
+            claim = await claims.claim("build")
+            await claim.complete("done")
+
+            with pytest.raises(fencepost.ClaimCompletedError):
+                await jobs.append({"late": 1}, producer=Producing("task:build", 0, 2))
+            claim.held.status = "claimed"  # as in a process that does not know it completed it
+            with pytest.raises(ClaimLostError):
+                await claim.heartbeat()
+            assert (await claims.claim("build")).outcome == "completed"
 
 
 def test_a_heartbeat_that_saves_its_holder_is_no_refusal(tmp_path: Path) -> None:

@@ -287,13 +287,15 @@ def _moves(client: fencepost.Client, path: str, ids: Container[str]) -> dict[str
     for entry in client.log(streams=[path], skip_pruned=True):
         if entry.producer is None or entry.producer.id not in ids:
             continue
-        value = entry.data.get("value") if isinstance(entry.data, dict) else None
+        # A State message, or the plain object that the published coordination patterns show.
+        data = entry.data if isinstance(entry.data, dict) else {}
+        value = data.get("value", data)
         said: dict[str, Any] = value if isinstance(value, dict) else {}
         before = moves.get(entry.producer.id)
         begins = before is None or entry.producer.seq == 0 or said.get("status") == "claimed"
         stored = datetime.fromtimestamp(entry.timestamp_ms / 1000, UTC)
         moves[entry.producer.id] = {
-            "owner": said.get("owner"),
+            "owner": said.get("owner", said.get("executorId")),
             "status": said.get("status"),
             "since": stored if begins or before is None else before["since"],
             "message": entry.data,

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -314,8 +315,14 @@ class Claiming:
         again = Move(producer, claim.last, msgspec.json.decode(claim.last, type=_ONE)[0])
         return claim.status in HELD and (yield from make(self.settings, self._path, again))
 
-    def heartbeat(self, claim: Held) -> Operation[None]:
-        return self._go_on(claim, "heartbeat")
+    def heartbeat(self, claim: Held, seconds_max: float | None = None) -> Operation[None]:
+        """Say that we still work on it; `seconds_max` bounds the retries."""
+        if seconds_max is None:
+            return self._go_on(claim, "heartbeat")
+        retries = self.settings.retries
+        retries = replace(retries, seconds_max=min(retries.seconds_max, seconds_max))
+        settings = replace(self.settings, retries=retries)
+        return self._go_on(claim, "heartbeat", settings=settings)
 
     def release(self, claim: Held) -> Operation[None]:
         return self._go_on(claim, "released")
@@ -356,9 +363,15 @@ class Claiming:
         self._mine[task] = held
         return held
 
-    def _go_on(self, claim: Held, status: Status, result: Any = None) -> Operation[None]:
+    def _go_on(
+        self,
+        claim: Held,
+        status: Status,
+        result: Any = None,
+        settings: ClientSettings | None = None,
+    ) -> Operation[None]:
         while claim.pending is not None:
-            yield from self._settle(claim)
+            yield from self._settle(claim, settings)
         if claim.status == status and status not in HELD:
             return  # the answer to the first time was lost, and it was done
         if claim.status not in HELD:
@@ -366,9 +379,9 @@ class Claiming:
         move = self._move(claim.task, claim.epoch, claim.version + 1, status, result=result)
         claim.pending = mine = (status, move.body)
         while claim.pending is mine:
-            yield from self._settle(claim)
+            yield from self._settle(claim, settings)
 
-    def _settle(self, claim: Held) -> Operation[None]:
+    def _settle(self, claim: Held, settings: ClientSettings | None = None) -> Operation[None]:
         """Send the move whose answer is not known, and move the claim on when it is accepted."""
         pending = claim.pending
         if pending is None:
@@ -379,7 +392,7 @@ class Claiming:
         end: Literal["released", "completed"] | None = None
         if status in ("released", "completed"):
             end = status
-        mine = yield from make(self.settings, self._path, move, claim_end=end)
+        mine = yield from make(settings or self.settings, self._path, move, claim_end=end)
         if claim.pending is not pending:
             return  # a heartbeat beside us sent the same move and got its answer first
         if not mine:

@@ -169,7 +169,11 @@ class Claim:
             return
         clock = self._core.settings.clock
         try:
-            self.heartbeat()
+            with self._moving:
+                # Short of the next one: a server that is away must not keep us from noticing.
+                beat = self._core.heartbeat(self.held, self._timeout / 3)
+                self._driver.run(beat)
+            self._alive_ms = clock.monotonic_ms()
         except (*AWAY, RateLimitedError) as error:
             silent_ms = clock.monotonic_ms() - self._alive_ms
             if silent_ms < self._timeout * 1000:
