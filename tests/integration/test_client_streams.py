@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -272,6 +273,26 @@ def test_the_log_has_everything_in_one_order(client: Client) -> None:
     assert plan.splits[-1].until == plan.until
     bounded = client.log(after=before, until=plan.until, match="logged/*")
     assert [entry.data for entry in bounded] == list(range(10))
+
+
+def test_the_log_is_read_by_events_and_newest_first(client: Client) -> None:
+    before = client.log_head()
+    stream = client.create("logged/events")
+    for number in range(12):
+        name = "Paid" if number % 3 else "Ordered"
+        stream.append({"name": name, "data": number, "meta": {"correlation": f"c{number % 2}"}})
+
+    def numbers(**selection: Any) -> list[int]:
+        reading = client.log(after=before, match="logged/events", page_rows=4, **selection)
+        return [entry.data["data"] for entry in reading]
+
+    assert numbers(names="Ordered") == [0, 3, 6, 9]
+    assert numbers(names=["Ordered", "Paid"]) == list(range(12))
+    assert numbers(correlation="c1", names="Ordered") == [3, 9]
+    assert numbers(order="desc") == list(range(12))[::-1]
+    assert numbers(order="desc", names="Ordered") == [9, 6, 3, 0]
+    with pytest.raises(ValueError, match="newest first"):
+        client.log(order="desc", follow=True)
 
 
 def test_the_log_can_be_followed(client: Client) -> None:

@@ -356,6 +356,18 @@ BAD = [
     ("&".join(f"stream=s{n}" for n in range(65)), "streams_too_many"),
     ("live=yes", "live_invalid"),
     ("pruned=maybe", "pruned_invalid"),
+    ("order=down", "order_invalid"),
+    ("order=desc&live=long-poll", "order_invalid"),
+    ("order=desc&live=sse", "order_invalid"),
+    ("order=asc&order=desc", "query_repeated"),
+    ("name=", "name_invalid"),
+    ("name=a%00b", "name_invalid"),
+    ("name=" + "a" * 257, "name_invalid"),
+    ("&".join(f"name=n{n}" for n in range(65)), "name_invalid"),
+    ("correlation=", "correlation_invalid"),
+    ("correlation=a%0Ab", "correlation_invalid"),
+    ("correlation=" + "a" * 257, "correlation_invalid"),
+    ("correlation=a&correlation=b", "query_repeated"),
     ("from=0", "parameter_unknown"),
     ("after=0&after=1", "query_repeated"),
     ("match=%FF", "query_invalid"),
@@ -382,6 +394,8 @@ BAD_PLANS = [
     ("parts=257", "parts_invalid"),
     ("at=noon", "at_invalid"),
     ("limit=5", "parameter_unknown"),
+    ("order=desc", "parameter_unknown"),
+    ("name=Paid", "parameter_unknown"),
 ]
 
 

@@ -433,7 +433,7 @@ class Pages(Generic[T]):
 
 
 class LogReader:
-    """The log of all streams, in the order of positions."""
+    """The log of all streams, in the order of positions, or newest first."""
 
     def __init__(
         self,
@@ -443,21 +443,22 @@ class LogReader:
         after: int | Literal["now"],
         until: int | None,
         live: bool,
+        descending: bool = False,
     ) -> None:
         require(after == "now" or after >= -1, "after is a position, -1 or now")
         require(until is None or after == "now" or until >= after, "until is not before after")
+        require(not (live and descending), "what is read newest first cannot be followed")
         self._settings = settings
         self._query = query
         self._until = until
         self._live = live
+        self._lowest = after if descending else None
         self.after: int | Literal["now"] = after
         self.ended = False
         self.stopped: Callable[[], bool] = lambda: False
         """Asked before each request: whether the user wants no more of them."""
         self._failures = 0
         self._pace = Pace(settings)
-        if until is not None:
-            query.append(("until", str(until)))
 
     def next(self) -> Operation[LogPage | None]:
         """The next page that has entries; None when there is no more to come."""
@@ -478,17 +479,27 @@ class LogReader:
                 continue
             self._failures = 0
             page = self._page(response)
-            self.after = page.next
-            at_end = self._until is not None and page.next >= self._until
-            self.ended = at_end or (page.up_to_date and not self._live)
+            self._advance(page)
             waiting = page.up_to_date
             if page.entries:
                 self._pace.progress()
                 return page
         return None
 
+    def _advance(self, page: LogPage) -> None:
+        self.after = page.next
+        if self._lowest is not None:
+            self._until = page.next
+            self.ended = self._lowest == "now" or page.next <= self._lowest
+            return
+        at_end = self._until is not None and page.next >= self._until
+        self.ended = at_end or (page.up_to_date and not self._live)
+
     def _fetch(self, waiting: bool) -> Operation[Response]:
-        query = [*self._query, ("after", str(self.after))]
+        after = self.after if self._lowest is None else self._lowest
+        query = [*self._query, ("after", str(after))]
+        if self._until is not None:
+            query.append(("until", str(self._until)))
         if waiting and self._live:
             query.append(("live", "long-poll"))
         request = Request("GET", target_of("/v1/log", query), live=waiting)

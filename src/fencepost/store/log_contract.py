@@ -8,12 +8,14 @@ log only by a purge after its retention, which is recorded; an answer that would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from fencepost.protocol.batches import split
 from fencepost.protocol.globs import Glob
+from fencepost.protocol.log_filters import EventFilter
 from fencepost.protocol.logs import End, Selection, Split
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
@@ -23,7 +25,10 @@ T = TypeVar("T")
 
 
 class LogQuery(NamedTuple):
-    """A read of the log: positions above `after` up to `until`; None is the head, for both."""
+    """A read of the log: positions above `after` up to `until`; None is the head, for both.
+
+    `events` takes only some of the messages. `descending`: from `until` downwards.
+    """
 
     selection: Selection
     after: int | None
@@ -33,6 +38,8 @@ class LogQuery(NamedTuple):
     skip_pruned: bool = False
     principal: str = ""
     """The name of the principal that reads, for its share of the threads."""
+    events: EventFilter | None = None
+    descending: bool = False
 
 
 class Named(NamedTuple):
@@ -92,11 +99,24 @@ class LogRows(msgspec.Struct, gc=False):
     skip: int
     take: int
 
+    def payloads(self) -> Iterator[Sequence[bytes]]:
+        """The messages of each row; a marker has one, which is empty."""
+        if self.batches is None:
+            at = 0
+            for size in self.sizes:
+                yield (self.joined[at : at + size],)
+                at += size
+            return
+        for lengths, data in self.batches:
+            yield [data] if lengths is None else split(lengths, data)
+
 
 class LogChunk(NamedTuple):
     """Part of the log: `rows` (None: none were selected) and where to go on.
 
     `pruned` is the newest position in the range whose row is gone, for a reader who goes on anyway.
+    A reader that goes downwards goes on with `next` as its `until`, and is done when that is not
+    above `after`.
     """
 
     rows: LogRows | None

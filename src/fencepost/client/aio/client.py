@@ -156,21 +156,37 @@ class AsyncClient:
         streams: list[str] | None = None,
         match: str | list[str] | None = None,
         part: str | None = None,
+        names: str | list[str] | None = None,
+        correlation: str | None = None,
+        order: Literal["asc", "desc"] = "asc",
         page_rows: int | None = None,
         follow: bool = False,
         skip_pruned: bool = False,
     ) -> AsyncLogReading:
-        """Every message of every selected stream in one order; with `follow` it waits for more."""
+        """Every message of every selected stream in one order; with `follow` it waits for more.
+
+        With `names` or `correlation` only such events; with `order="desc"` the newest first.
+        """
         query = query_of(
             {
                 "stream": streams,
                 "match": match,
                 "part": part,
+                "name": names,
+                "correlation": correlation,
+                "order": None if order == "asc" else order,
                 "limit": page_rows,
                 "pruned": "skip" if skip_pruned else None,
             }
         )
-        reader = LogReader(self._driver.settings, query, after=after, until=until, live=follow)
+        reader = LogReader(
+            self._driver.settings,
+            query,
+            after=after,
+            until=until,
+            live=follow,
+            descending=order == "desc",
+        )
         return AsyncLogReading(self._driver, reader)
 
     async def log_arrow(
@@ -181,17 +197,26 @@ class AsyncClient:
         streams: list[str] | None = None,
         match: str | list[str] | None = None,
         part: str | None = None,
+        names: str | list[str] | None = None,
+        correlation: str | None = None,
+        order: Literal["asc", "desc"] = "asc",
         page_rows: int | None = None,
         wait: bool = False,
         skip_pruned: bool = False,
     ) -> ArrowPage:
-        """One page of the log as an Arrow IPC stream; with `wait`, as soon as there is news."""
+        """One page of the log as an Arrow IPC stream; with `wait`, as soon as there is news.
+
+        With `order="desc"` it begins at `until`, and its `next` is the next `until`.
+        """
         query = query_of(
             {
                 "until": until,
                 "stream": streams,
                 "match": match,
                 "part": part,
+                "name": names,
+                "correlation": correlation,
+                "order": None if order == "asc" else order,
                 "limit": page_rows,
                 "pruned": "skip" if skip_pruned else None,
             }

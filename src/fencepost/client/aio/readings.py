@@ -156,7 +156,8 @@ class AsyncListing(Generic[T]):
 class AsyncLogReading:
     """The log under way: iterate over it for entries, or its `pages()`.
 
-    `after` is where to go on: the last position of the last page whose entries were all taken.
+    `after` is where to go on: the last position of the last page whose entries were all taken. Of a
+    reading with the newest first it is the `until` to go on with.
     """
 
     def __init__(self, driver: AsyncDriver, reader: LogReader) -> None:

@@ -153,21 +153,37 @@ class Client:
         streams: list[str] | None = None,
         match: str | list[str] | None = None,
         part: str | None = None,
+        names: str | list[str] | None = None,
+        correlation: str | None = None,
+        order: Literal["asc", "desc"] = "asc",
         page_rows: int | None = None,
         follow: bool = False,
         skip_pruned: bool = False,
     ) -> LogReading:
-        """Every message of every selected stream in one order; with `follow` it waits for more."""
+        """Every message of every selected stream in one order; with `follow` it waits for more.
+
+        With `names` or `correlation` only such events; with `order="desc"` the newest first.
+        """
         query = query_of(
             {
                 "stream": streams,
                 "match": match,
                 "part": part,
+                "name": names,
+                "correlation": correlation,
+                "order": None if order == "asc" else order,
                 "limit": page_rows,
                 "pruned": "skip" if skip_pruned else None,
             }
         )
-        reader = LogReader(self._driver.settings, query, after=after, until=until, live=follow)
+        reader = LogReader(
+            self._driver.settings,
+            query,
+            after=after,
+            until=until,
+            live=follow,
+            descending=order == "desc",
+        )
         return LogReading(self._driver, reader)
 
     def log_arrow(
@@ -178,17 +194,26 @@ class Client:
         streams: list[str] | None = None,
         match: str | list[str] | None = None,
         part: str | None = None,
+        names: str | list[str] | None = None,
+        correlation: str | None = None,
+        order: Literal["asc", "desc"] = "asc",
         page_rows: int | None = None,
         wait: bool = False,
         skip_pruned: bool = False,
     ) -> ArrowPage:
-        """One page of the log as an Arrow IPC stream; with `wait`, as soon as there is news."""
+        """One page of the log as an Arrow IPC stream; with `wait`, as soon as there is news.
+
+        With `order="desc"` it begins at `until`, and its `next` is the next `until`.
+        """
         query = query_of(
             {
                 "until": until,
                 "stream": streams,
                 "match": match,
                 "part": part,
+                "name": names,
+                "correlation": correlation,
+                "order": None if order == "asc" else order,
                 "limit": page_rows,
                 "pruned": "skip" if skip_pruned else None,
             }

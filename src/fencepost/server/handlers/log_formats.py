@@ -236,7 +236,7 @@ def log_lines(rows: LogRows) -> bytes:
 def _lines(rows: LogRows) -> Iterator[bytes]:
     heads = {stream: _Head(stream, named) for stream, named in rows.names.items()}
     producers = _producers(rows)
-    payloads = _payloads(rows)
+    payloads = rows.payloads()
     columns = zip(
         rows.positions,
         rows.streams.values(),
@@ -281,18 +281,6 @@ def _json_field(data: bytes) -> bytes:
 
 def _base64_field(data: bytes) -> bytes:
     return b'"data_base64":"%b"' % b64encode(data)
-
-
-def _payloads(rows: LogRows) -> Iterator[tuple[bytes, ...] | list[bytes]]:
-    """The messages of each row; a marker has one, which is empty."""
-    if rows.batches is None:
-        at = 0
-        for size in rows.sizes:
-            yield (rows.joined[at : at + size],)
-            at += size
-        return
-    for lengths, data in rows.batches:
-        yield [data] if lengths is None else split(lengths, data)
 
 
 def _producers(rows: LogRows) -> Callable[[int], bytes]:

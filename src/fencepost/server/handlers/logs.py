@@ -15,6 +15,7 @@ import msgspec
 from fencepost.clock import Clock
 from fencepost.http.messages import Answer, Headers, Request, Response, StreamingResponse
 from fencepost.protocol.grants import Principal
+from fencepost.protocol.log_filters import EventFilter, check_correlation, check_names
 from fencepost.protocol.logs import (
     BEFORE_ALL,
     POSITION_MAX,
@@ -143,8 +144,8 @@ class Logs:
     async def read(self, request: Request) -> Answer:
         parameters = Parameters(
             request,
-            once=("after", "until", "limit", "part", "live", "pruned"),
-            repeatable=_SELECTING,
+            once=("after", "until", "limit", "part", "live", "pruned", "order", "correlation"),
+            repeatable=(*_SELECTING, "name"),
         )
         live = parameters.get("live")
         if live not in (None, "long-poll", "sse"):
@@ -152,6 +153,8 @@ class Logs:
         resumed = _resumed(request) if live == "sse" else None
         query = self._query(parameters, resumed, request.principal)
         form = _form(request)
+        if live is not None and query.descending:
+            raise bad("order_invalid", "order=desc reads what is there: it cannot be live")
         if live is None:
             return await self._once(query, form)
         if len(self.waiters.readers) >= self._limits.waiters_max:
@@ -198,6 +201,8 @@ class Logs:
             bytes_max=self._limits.log_bytes_max,
             skip_pruned=pruned == "skip",
             principal=name_of(principal),
+            events=_events_of(parameters),
+            descending=_descending(parameters),
         )
 
     def _selection(self, parameters: Parameters, principal: Principal | None) -> Selection:
@@ -224,7 +229,8 @@ class Logs:
         if isinstance(found, Pruned | BeyondHead):
             return _refusal(found)
         chunk, body = found
-        return Response(200, _headers(chunk, form.content_type), body or form.empty)
+        headers = _headers(chunk, form.content_type, descending=query.descending)
+        return Response(200, headers, body or form.empty)
 
     async def _long_poll(self, query: LogQuery, form: _Form) -> Response:
         deadline_ms = self._clock.monotonic_ms() + self._settings.long_poll_ms
@@ -347,6 +353,25 @@ def _after(parameters: Parameters) -> int | None:
     return position
 
 
+def _descending(parameters: Parameters) -> bool:
+    order = parameters.get("order")
+    if order not in (None, "asc", "desc"):
+        raise bad("order_invalid", "order is asc or desc")
+    return order == "desc"
+
+
+def _events_of(parameters: Parameters) -> EventFilter | None:
+    """Which events are wanted; None when every message is."""
+    names, correlation = parameters.all("name"), parameters.get("correlation")
+    wrong = check_names(names)
+    if wrong is not None:
+        raise bad("name_invalid", wrong)
+    wrong = None if correlation is None else check_correlation(correlation)
+    if wrong is not None:
+        raise bad("correlation_invalid", wrong)
+    return EventFilter(frozenset(names), correlation) if names or correlation else None
+
+
 def _resumed(request: Request) -> int | None:
     """Where a browser that lost its connection goes on."""
     value = request.headers.get(b"last-event-id")
@@ -391,7 +416,7 @@ def _is_done(query: LogQuery, chunk: LogChunk) -> bool:
     return query.until is not None and chunk.next >= query.until
 
 
-def _headers(chunk: LogChunk, content_type: bytes) -> Headers:
+def _headers(chunk: LogChunk, content_type: bytes, *, descending: bool = False) -> Headers:
     headers = [
         (b"Content-Type", content_type),
         (b"Log-Head", b"%d" % chunk.head),
@@ -399,7 +424,7 @@ def _headers(chunk: LogChunk, content_type: bytes) -> Headers:
         _NO_STORE,
         *BROWSER,
     ]
-    if chunk.at_head:
+    if chunk.at_head and not descending:
         headers.append((b"Log-Up-To-Date", b"true"))
     if chunk.pruned is not None:
         headers.append((b"Log-Pruned", b"%d" % chunk.pruned))

@@ -38,6 +38,7 @@ from fencepost.store.log_contract import (
 )
 from fencepost.store.maintain import purge as purges
 from fencepost.store.read import log_plan as plans
+from fencepost.store.read.log_events import read_events
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
     SLICE_COMPARISONS,
@@ -76,6 +77,21 @@ class SqlLogs:
     async def read(
         self, query: LogQuery, render: Callable[[LogRows], T]
     ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
+        if query.events is None and not query.descending:
+            return await self._plain(query, render)
+        head = await self.head()
+        chunk = await read_events(self._plain, query, head, self._limits.log_scan_max)
+        if not isinstance(chunk, LogChunk):
+            return chunk
+        rows = chunk.rows
+        if rows is None:
+            return chunk, None
+        return chunk, await self._scans.run(query.principal, lambda _: render(rows))
+
+    async def _plain(
+        self, query: LogQuery, render: Callable[[LogRows], T]
+    ) -> tuple[LogChunk, T | None] | Pruned | BeyondHead:
+        """All messages of the selection, upwards."""
         progress: Progress | None = None
         while True:
             work = partial(self._read, query=query, render=render, progress=progress)
