@@ -134,7 +134,9 @@ def run(
     script = _SERVES.sub(rf"./run serve --port {port} --data '{data}'\1 &", script)
     script = script.replace("127.0.0.1:4437", f"127.0.0.1:{port}")
     script = script.replace("--port 4437", f"--port {port}")
-    (folder / "run").write_text(f"#!/bin/sh\nexec '{ROOT}/run' \"$@\"\n")
+    # What ./run runs. By itself it would make the environment anew after a change of the lock file,
+    # and take away the one that this test runs in.
+    (folder / "run").write_text(f"#!/bin/sh\nexec '{ROOT}/.venv/bin/fencepost' \"$@\"\n")
     (folder / "run").chmod(0o755)
     path = f"{ROOT / '.venv/bin'}{os.pathsep}{around['PATH']}"
     # Into a file, not a pipe: a server that the shell leaves behind would hold the pipe open.
@@ -188,6 +190,26 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             dead.append(f"{target}#{anchor}" if anchor else target)
 
     assert dead == []
+
+
+def test_every_guide_and_reference_can_be_reached_from_the_readme() -> None:
+    reached, left = set[Path](), [ROOT / "README.md"]
+    while left:
+        page = left.pop().resolve()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        left += (
+            page.parent / target for target, _anchor in _LINK.findall(page.read_text()) if target
+        )
+
+    lost = [
+        name_of(page)
+        for folder in ("guides", "reference")
+        for page in sorted((ROOT / "docs" / folder).glob("*.md"))
+        if page not in reached
+    ]
+    assert lost == []
 
 
 def anchors_of(page: Path) -> set[str]:
