@@ -539,6 +539,19 @@ def test_the_log_shows_all_streams_in_order(shell: Shell) -> None:
     assert "k-1" in shell.run("keys").stdout
 
 
+def test_the_log_shows_events_by_name_and_the_newest_first(shell: Shell) -> None:
+    stream = shell.client.create("named/a")
+    for number, name in enumerate(["Ordered", "Paid", "Paid"]):
+        stream.append({"name": name, "data": number, "meta": {"correlation": f"c{number}"}})
+
+    paid = shell.lines("log", "named/*", "--name", "Paid", "--newest", "--json")
+    first = shell.lines("log", "named/*", "--correlation", "c0", "--json")
+
+    assert [entry["data"]["data"] for entry in paid] == [2, 1]
+    assert [entry["data"]["data"] for entry in first] == [0]
+    assert "--newest" in shell.refusal("log", "--newest", "--follow", code=2)
+
+
 # What goes wrong
 
 

@@ -11,7 +11,7 @@ import typer
 
 import fencepost
 from fencepost.cli.options import AsJson, Token, Url
-from fencepost.cli.render import show_lines, show_table, talking
+from fencepost.cli.render import USAGE, CommandError, show_lines, show_table, talking
 
 
 def log(
@@ -24,6 +24,13 @@ def log(
     ] = -1,
     until: Annotated[int | None, typer.Option(help="End at this position.", min=0)] = None,
     limit: Annotated[int | None, typer.Option(help="Show so many entries at most.", min=1)] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Only events with this name; may come several times.")
+    ] = None,
+    correlation: Annotated[
+        str | None, typer.Option(help="Only events with this correlation.")
+    ] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
     ] = False,
@@ -37,11 +44,21 @@ def log(
 
       fencepost log
       fencepost log 'orders/*' --after 1000 --limit 20
+      fencepost log 'orders/*' --name Paid --newest --limit 1
       fencepost log --follow --json | jq .data
     """
+    if newest and follow:
+        raise CommandError("--newest shows what is there, and --follow what comes: give one", USAGE)
     with talking(url, token, as_json=as_json) as client:
         entries = client.log(
-            after=after, until=until, match=match or None, follow=follow, skip_pruned=True
+            after=after,
+            until=until,
+            match=match or None,
+            names=name or None,
+            correlation=correlation,
+            order="desc" if newest else "asc",
+            follow=follow,
+            skip_pruned=True,
         )
         shown = islice(entries, limit)
         if as_json or follow:
