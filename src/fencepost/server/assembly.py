@@ -132,7 +132,7 @@ class Assembly:
                 settings.allowed_origins, settings.allowed_hosts, on_loopback=on_loopback
             )
         self.app = Application(handlers, settings, gate=gate, origins=origins)
-        self.metrics.watch(tails)
+        self.metrics.watch(tails, handlers.logs.waiters)
         self._background += [asyncio.create_task(work()) for work in opened.background]
 
     async def _open_subscriptions(

@@ -23,6 +23,7 @@ from fencepost.server.auth import Auth
 from fencepost.server.groups.working import Working
 from fencepost.server.subscriptions.registry import Counts, Registry
 from fencepost.server.tails import Tails
+from fencepost.server.waiters import Waiters
 from fencepost.store.contract import Counters
 from fencepost.store.opener import Opened
 
@@ -74,6 +75,7 @@ class Metrics:
         self._stats = opened.stats
         self._counters = opened.counters
         self._tails: Tails | None = None
+        self._log_waiters: Waiters | None = None
         self._subscriptions: Subscribed | None = None
         self._groups: Working | None = None
         self._http: HttpCounters | None = None
@@ -87,8 +89,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def watch(self, tails: Tails) -> None:
+    def watch(self, tails: Tails, log_waiters: Waiters) -> None:
         self._tails = tails
+        self._log_waiters = log_waiters
 
     def watch_subscriptions(self, subscriptions: Subscribed) -> None:
         self._subscriptions = subscriptions
@@ -149,6 +152,15 @@ class Metrics:
         if self._tails is not None:
             yield _gauge(
                 "fencepost_waiters", "Long-polls and SSE readers", self._tails.readers_count
+            )
+        if self._log_waiters is not None:
+            yield _gauge(
+                "fencepost_log_waiters", "Live readers of the log", self._log_waiters.count
+            )
+            yield _gauge(
+                "fencepost_log_streams_uncompared",
+                "Streams written to and not compared with all live readers of the log yet",
+                self._log_waiters.uncompared_count,
             )
         if self._subscriptions is not None:
             yield from _subscription_families(self._subscriptions)

@@ -7,7 +7,6 @@ that touch streams it selects.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
@@ -32,6 +31,7 @@ from fencepost.server.handlers.parsing import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
 from fencepost.server.settings import ServerSettings
+from fencepost.server.waiters import Waiters, Waiting
 from fencepost.store.contract import Published
 from fencepost.store.log_contract import (
     BeyondHead,
@@ -49,62 +49,6 @@ NDJSON = b"application/x-ndjson"
 _NO_STORE = (b"Cache-Control", b"no-store")
 _SELECTING = ("stream", "match")
 _LINES_ACCEPTED = frozenset((NDJSON, b"application/json", b"text/event-stream"))
-
-
-class Waiting:
-    """One live reader: woken by the commits that touch streams it selects."""
-
-    __slots__ = ("_waiters", "news", "selection")
-
-    def __init__(self, waiters: Waiters, selection: Selection) -> None:
-        self._waiters = waiters
-        self.selection = selection
-        self.news = asyncio.Event()
-
-    def __enter__(self) -> Waiting:
-        self._waiters.readers.add(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._waiters.readers.discard(self)
-
-    def look(self) -> None:
-        """Whatever is committed from now on is news. Call it before reading, not after."""
-        self.news.clear()
-
-    async def changed(self, timeout_s: float) -> bool:
-        """Wait for news; false when time is up or the server is going down."""
-        if self._waiters.stopping or timeout_s <= 0:
-            return False
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.news.wait()
-        except TimeoutError:
-            return False
-        return not self._waiters.stopping
-
-
-class Waiters:
-    """All live readers of the log."""
-
-    def __init__(self) -> None:
-        self.readers: set[Waiting] = set()
-        self.stopping = False
-
-    def published(self, changes: Sequence[Published]) -> None:
-        """A commit is on disk."""
-        for reader in self.readers:
-            if reader.news.is_set():
-                continue
-            takes = reader.selection.takes
-            if any(takes(change.info.id, change.info.path) for change in changes):
-                reader.news.set()
-
-    def stop(self) -> None:
-        """Wake every reader: the server is going down."""
-        self.stopping = True
-        for reader in self.readers:
-            reader.news.set()
 
 
 class _Form:
@@ -157,7 +101,7 @@ class Logs:
             raise bad("order_invalid", "order=desc reads what is there: it cannot be live")
         if live is None:
             return await self._once(query, form)
-        if len(self.waiters.readers) >= self._limits.waiters_max:
+        if self.waiters.count >= self._limits.waiters_max:
             return refused(
                 503,
                 "too_many_waiters",
@@ -234,7 +178,7 @@ class Logs:
 
     async def _long_poll(self, query: LogQuery, form: _Form) -> Response:
         deadline_ms = self._clock.monotonic_ms() + self._settings.long_poll_ms
-        with Waiting(self.waiters, query.selection) as waiting:
+        with Waiting(self.waiters, query.selection, query.principal) as waiting:
             while True:
                 waiting.look()
                 found = await self._store.read(query, form.render)
@@ -253,7 +197,7 @@ class Logs:
 
     async def _events(self, query: LogQuery, form: _Form) -> Answer:
         # The first piece is read before the answer begins, while it can still be a refusal.
-        waiting = Waiting(self.waiters, query.selection)
+        waiting = Waiting(self.waiters, query.selection, query.principal)
         found = await self._store.read(query, form.render)
         if isinstance(found, Pruned | BeyondHead):
             return _refusal(found)
