@@ -47,9 +47,9 @@ def log(
       fencepost log 'orders/*' --name Paid --newest --limit 1
       fencepost log --follow --json | jq .data
     """
-    if newest and follow:
-        raise CommandError("--newest shows what is there, and --follow what comes: give one", USAGE)
     with talking(url, token, as_json=as_json) as client:
+        if newest and follow:
+            raise CommandError("--newest shows what is there, --follow what comes: give one", USAGE)
         entries = client.log(
             after=after,
             until=until,
