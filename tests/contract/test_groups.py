@@ -23,6 +23,7 @@ from fencepost.store.group_contract import (
     RenewLeases,
     TargetMissing,
 )
+from fencepost.store.maintain.jobs import Upkeep
 from fencepost.testing.clock import SimClock
 from tests.contract.grouping import (
     LEASE_MS,
@@ -320,3 +321,20 @@ async def test_urgent_targets_come_first_and_lanes_are_kept_apart(subject: Subje
 
     assert urgent.target == "orders/6"
     assert [row.target for row in slow] == ["orders/7"]
+
+
+async def test_the_upkeep_removes_the_rows_of_a_deleted_group_and_no_others(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await with_work(subject, *PATHS)
+    [row, *_] = await claimed(subject, group)
+    await failed(subject, group, row, park=True)
+    await ask(subject, DeleteGroup("billing"))
+    await made(subject)
+    upkeep = Upkeep(subject.kept, clock)
+
+    dropped = [await upkeep.drop_groups() for _ in range(3)]
+
+    assert dropped == [4, 0, 0]
+    again = await ask(subject, MakeGroup("billing", SETTINGS))
+    assert not a(GroupMade, again).fresh

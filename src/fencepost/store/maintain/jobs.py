@@ -11,6 +11,7 @@ runs them one after the other; `MaintainedStore` is what they need of a store.
   still reads. A purge goes from the beginning of a stream to its end and never leaves a hole; what
   producers must remember of the purged batches is kept apart.
 * Idempotency-Keys, staged parts and silent producers are forgotten when their time is over.
+* The rows of a deleted group go in pieces; until then no request finds them.
 """
 
 from __future__ import annotations
@@ -80,6 +81,24 @@ PARTS_PER_SWEEP_MAX = 100
 PARTS_PER_LOOK_MAX = 500
 
 
+GROUP_ROWS_PER_SWEEP_MAX = 2_000
+
+
+def drop_deleted_group(connection: Connection) -> int:
+    """Remove some rows of a group that was deleted; how many there were."""
+    with connection:
+        found = connection.fetch("deleted_groups")
+        if not found:
+            return 0
+        [(group_id,)] = found
+        values = (group_id, GROUP_ROWS_PER_SWEEP_MAX)
+        dropped = connection.execute("drop_group_leases", values)
+        dropped += connection.execute("drop_group_parked", values)
+        if not dropped:
+            connection.execute("drop_group", (group_id,))
+        return dropped
+
+
 class Upkeep:
     """The background jobs of one store."""
 
@@ -104,6 +123,7 @@ class Upkeep:
             self.sweep_keys,
             self.sweep_parts,
             self.forget_parts,
+            self.drop_groups,
         )
 
     async def run(self) -> None:
@@ -113,6 +133,10 @@ class Upkeep:
             await asyncio.sleep(interval_s)
             for job in self.jobs:
                 await self.attempt(job)
+
+    async def drop_groups(self) -> int:
+        """Remove a piece of the rows of a deleted group, and the group behind the last of them."""
+        return await self._store.between_commits(drop_deleted_group)
 
     async def attempt(self, job: Callable[[], Awaitable[object]]) -> None:
         """Do a job; when it fails it is logged, and tried again with the next round."""

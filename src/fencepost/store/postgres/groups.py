@@ -8,7 +8,7 @@ out of date, the rows that were loaded are of no use, and what is needed is aske
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fencepost.protocol.groups import Group
@@ -160,11 +160,16 @@ class TurnGroupRows(GroupRows):
         return self._loaded[place] if place in self._loaded else super().target(*place)
 
     def in_order(
-        self, group_id: int, lane: str, slots: Slots, now_ms: int, changed: int
+        self,
+        group_id: int,
+        lane: str,
+        slots: Slots,
+        now_ms: int,
+        changed: Mapping[str, Target | None],
     ) -> Iterator[Target]:
         loaded = self._candidates.get((group_id, lane))
         if loaded is not None:
-            return iter(loaded)
+            return (row for row in loaded if row.target not in changed)
         return super().in_order(group_id, lane, slots, now_ms, changed)
 
     def due_in_order(self, group_id: int, lane: str, now_ms: int, rows_max: int) -> Sequence[Row]:

@@ -7,7 +7,7 @@ it, and a claim reads the few rows that its order puts first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -49,17 +49,26 @@ class GroupRows:
         return target_from_row(rows[0]) if rows else None
 
     def in_order(
-        self, group_id: int, lane: str, slots: Slots, now_ms: int, changed: int
+        self,
+        group_id: int,
+        lane: str,
+        slots: Slots,
+        now_ms: int,
+        changed: Mapping[str, Target | None],
     ) -> Iterator[Target]:
-        """The rows of a lane that a claim takes first, and `changed` more of each kind."""
-        wanted = sum(slots) + changed
-        urgent = self.fetch("claim_urgent", group_id, lane, wanted)
-        yield from urgent
+        """The rows of a lane that a claim takes first, without those that changed since."""
+        more = len(changed)  # So many may have to be passed over.
+        wanted = sum(slots) + more
+        urgent = self.connection.fetch("claim_urgent", (group_id, lane, wanted))
+        rows = {row[0]: row for row in urgent}
         if len(urgent) == wanted:
             # There are more, and the oldest and the newest may be among them.
-            yield from self.fetch("claim_oldest", group_id, lane, slots.fair + changed)
-            yield from self.fetch("claim_newest", group_id, lane, slots.leading + changed)
-        yield from self.fetch("claim_due", group_id, lane, now_ms, wanted)
+            for query, count in (("claim_oldest", slots.fair), ("claim_newest", slots.leading)):
+                for row in self.connection.fetch(query, (group_id, lane, count + more)):
+                    rows[row[0]] = row
+        for row in self.connection.fetch("claim_due", (group_id, lane, now_ms, wanted)):
+            rows[row[0]] = row
+        return (target_from_row(row) for target, row in rows.items() if target not in changed)
 
     def due_in_order(self, group_id: int, lane: str, now_ms: int, rows_max: int) -> Sequence[Row]:
         """When rows come due, and whose they are."""
@@ -144,13 +153,10 @@ class Groups:
         changed = self._changed(group.id)
         found: dict[str, Target] = {}
         for name in lanes:
-            for row in self._rows.in_order(group.id, name, slots, now_ms, len(changed)):
+            for row in self._rows.in_order(group.id, name, slots, now_ms, changed):
                 found[row.target] = row
-        for target, changed_row in changed.items():
-            found.pop(target, None)
-            if changed_row is not None:
-                found[target] = changed_row
-        return list(found.values())
+        own = [row for row in changed.values() if row is not None and row.is_claimable(now_ms)]
+        return [*found.values(), *own]
 
     def _changed(self, group_id: int) -> dict[str, Target | None]:
         """The group's rows that are not on disk as they are."""
