@@ -296,7 +296,10 @@ async def open_parts(
     `on_loopback` says that the server listens on this machine only.
     """
     choice = settings.webhook_allow_localhost
-    guard = Guard(allow_localhost=on_loopback if choice == "auto" else choice == "allow")
+    # A server with principals on loopback has a proxy in front: its clients are elsewhere, and what
+    # listens on this machine is not theirs to call.
+    is_development = on_loopback and readers is None
+    guard = Guard(allow_localhost=is_development if choice == "auto" else choice == "allow")
     signing = SigningKey(await secret(SIGNING_SECRET, clock.token(KEY_BYTES)))
     token_key = await secret(TOKEN_SECRET, clock.token(KEY_BYTES))
     webhooks = Webhooks(

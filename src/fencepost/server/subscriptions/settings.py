@@ -15,7 +15,8 @@ class SubscriptionSettings:
 
     webhook_allow_localhost: str = "auto"
     """Whether webhooks may go to http://localhost and http://127.0.0.x: `allow`, `refuse`, or
-    `auto`, which allows it when the server itself listens on this machine only."""
+    `auto`, which allows it when the server itself listens on this machine only and has no
+    principals."""
 
     subscriptions_max: int = 10_000
     """Subscriptions that may exist; one more is refused with `limit_exceeded`."""
@@ -50,6 +51,12 @@ class SubscriptionSettings:
 
     deliveries_max: int = 64
     """Webhook requests under way at once; more wait for their turn."""
+
+    deliveries_per_principal_max: int = 32
+    """Webhook requests of one principal under way at once; principals take turns."""
+
+    deliveries_per_host_max: int = 16
+    """Webhook requests to one host and port under way at once."""
 
     delivery_timeout_ms: int = 15_000
     """How long one webhook request may take as a whole; never longer than the lease."""

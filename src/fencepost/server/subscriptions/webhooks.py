@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpcore
 import msgspec
@@ -70,7 +70,11 @@ class Deliveries:
         self._settings = settings
         self._webhooks = webhooks
         self._signing = signing
-        self._crew = Crew(settings.deliveries_max)
+        self._crew = Crew(
+            settings.deliveries_max,
+            per_principal=settings.deliveries_per_principal_max,
+            per_host=settings.deliveries_per_host_max,
+        )
         self._under_way: dict[int, tuple[int, int]] = {}
         self._attempts = 0
 
@@ -109,7 +113,9 @@ class Deliveries:
     ) -> None:
         """The wake is on disk: send it."""
         if failure is None:
-            self._crew.add(partial(self._deliver, subscription, attempt))
+            url = subscription.config.webhook_url
+            host = "" if url is None else urlsplit(url).netloc
+            self._crew.add(partial(self._deliver, subscription, attempt), subscription.owner, host)
 
     async def _deliver(self, subscription: Subscription, attempt: tuple[int, int]) -> None:
         owner, wake = self._owner, subscription.wake
@@ -283,11 +289,20 @@ Job = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Crew:
-    """Runs jobs, at most `size` at a time, inside the task group of `run`."""
+    """Runs jobs, at most `size` at a time, inside the task group of `run`.
 
-    def __init__(self, size: int) -> None:
+    Principals take turns, and no principal and no host has more than its share, so that targets
+    which never answer delay their own principal's jobs only.
+    """
+
+    def __init__(self, size: int, *, per_principal: int, per_host: int) -> None:
         self._size = size
-        self._waiting: deque[Job] = deque()
+        self._per_principal = per_principal
+        self._per_host = per_host
+        # The principals that wait, the next one first; each with its jobs by host.
+        self._waiting: dict[str, dict[str, deque[Job]]] = {}
+        self._principals: Counter[str] = Counter()
+        self._hosts: Counter[str] = Counter()
         self._working: set[asyncio.Task[None]] = set()
         self._parent: asyncio.TaskGroup | None = None
         self._stopping = False
@@ -296,9 +311,9 @@ class Crew:
     def working_count(self) -> int:
         return len(self._working)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, principal: str = "", host: str = "") -> None:
         """Do `job` when it is its turn. It must not raise."""
-        self._waiting.append(job)
+        self._waiting.setdefault(principal, {}).setdefault(host, deque()).append(job)
         self._start()
 
     def forget(self) -> None:
@@ -322,18 +337,41 @@ class Crew:
             await asyncio.wait(self._working, timeout=seconds_max)
 
     def _start(self) -> None:
-        while (
-            self._waiting
-            and self._parent is not None
-            and not self._stopping
-            and len(self._working) < self._size
-        ):
-            task = self._parent.create_task(self._waiting.popleft()())
+        while self._parent is not None and not self._stopping and len(self._working) < self._size:
+            found = self._next()
+            if found is None:
+                return
+            principal, host, job = found
+            self._principals[principal] += 1
+            self._hosts[host] += 1
+            task = self._parent.create_task(job())
             self._working.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, principal, host))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _next(self) -> tuple[str, str, Job] | None:
+        """The job whose turn it is, of those whose principal and host have room."""
+        for principal, hosts in self._waiting.items():
+            if self._principals[principal] >= self._per_principal:
+                continue
+            host = next((name for name in hosts if self._hosts[name] < self._per_host), None)
+            if host is None:
+                continue
+            jobs = hosts.pop(host)
+            job = jobs.popleft()
+            if jobs:
+                hosts[host] = jobs  # at the end: the other hosts come first
+            del self._waiting[principal]
+            if hosts:
+                self._waiting[principal] = hosts
+            return principal, host, job
+        return None
+
+    def _ended(self, principal: str, host: str, task: asyncio.Task[None]) -> None:
         self._working.discard(task)
+        for counter, name in ((self._principals, principal), (self._hosts, host)):
+            counter[name] -= 1
+            if not counter[name]:
+                del counter[name]
         self._start()
 
 
