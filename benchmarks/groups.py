@@ -1,0 +1,200 @@
+"""`python -m benchmarks.groups`: groups over HTTP on both stores, beside procrastinate.
+
+Three questions: how many events a second workers drain with the defaults (10 targets, 10 events in
+a claim, the ack claims the next); the same with all events on one target; and how long a claim
+takes when a group has many targets. procrastinate runs on the same PostgreSQL server, installed for
+the run into a temporary folder (`--no-peer` leaves it out). How fast anything was decides nothing.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from fencepost.testing.postgres import PostgresServer
+from tests.serving import ServerProcess
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+WORKERS = 4
+PEER = ("procrastinate==3.10.0", "psycopg[binary,pool]")
+PEER_PROGRAM = """
+import asyncio, sys, time
+import procrastinate
+
+async def main(url, jobs):
+    app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
+
+    @app.task(name="nothing")
+    async def nothing(n):
+        pass
+
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+        await nothing.batch_defer_async(*({"n": n} for n in range(jobs)))
+        started = time.perf_counter()
+        await app.run_worker_async(concurrency=10, wait=False, install_signal_handlers=False)
+        print(jobs / (time.perf_counter() - started))
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+class Wire:
+    """One connection to a server."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def ask(self, method: str, target: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body)
+        self._connection.request(method, target, data, JSON_HEADERS)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        if answer.status >= 300:
+            raise SystemExit(f"{method} {target}: {answer.status} {content!r}")
+        return json.loads(content) if content else {}
+
+
+def fill(wire: Wire, folder: str, targets: int, events: int) -> None:
+    """Streams with events, in commits of 500 appends."""
+    message = {"name": "Ordered", "data": {}, "meta": {}}
+    paths = [f"{folder}/{number}" for number in range(targets)]
+    for at in range(0, targets, 500):
+        appends = [
+            {
+                "stream": path,
+                "content_type": "application/json",
+                "data": [message] * events,
+                "auto_create": True,
+            }
+            for path in paths[at : at + 500]
+        ]
+        wire.ask("POST", "/v1/commit", {"appends": appends})
+
+
+def drain(port: int, folder: str, targets: int, events: int) -> float:
+    """Events a second that some workers handle and ack."""
+    wire = Wire(port)
+    fill(wire, folder, targets, events)
+    wire.ask("PUT", f"/v1/groups/{folder}", {"sources": [f"{folder}/*"]})
+    handled = [0] * WORKERS
+    total = targets * events
+
+    def work(number: int) -> None:
+        own = Wire(port)
+        claim = {"worker": f"w{number}"}
+        leases = own.ask("POST", f"/v1/groups/{folder}/claim", claim)["leases"]
+        while sum(handled) < total:
+            if not leases:
+                time.sleep(0.002)
+                leases = own.ask("POST", f"/v1/groups/{folder}/claim", claim)["leases"]
+                continue
+            items = [{"token": one["token"], "at": one["read_to"]} for one in leases]
+            done = sum(len(one["events"]) for one in leases)
+            body = {"items": items, "claim": claim}
+            answer = own.ask("POST", f"/v1/groups/{folder}/ack", body)
+            if any(item["outcome"] != "acked" for item in answer["items"]):
+                raise SystemExit(f"an ack came to {answer['items']}")
+            handled[number] += done
+            leases = answer["leases"]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(WORKERS)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if sum(handled) != total:
+        raise SystemExit(f"{sum(handled)} events were handled, and {total} were appended")
+    return total / (time.perf_counter() - started)
+
+
+def claim_times_ms(port: int, targets: int, claims: int) -> list[float]:
+    """How long claims of ten targets take in a group of many targets that all have work."""
+    wire = Wire(port)
+    fill(wire, "many-source", 1, 1)
+    wire.ask("PUT", "/v1/groups/many", {"sources": ["many-source/*"], "targets": "computed"})
+    # Each piece of the targets is correlated with an event of its own: the watermark must move.
+    names = [f"t/{number}" for number in range(targets)]
+    for at in range(0, targets, 10_000):
+        fill(wire, "many-source", 1, 1)
+        known = wire.ask("GET", "/v1/groups/many")["correlated"]
+        latest = wire.ask("GET", f"/v1/log?match=many-source/*&after={known}&limit=1")
+        position = latest["position"]
+        found = [
+            {"target": name, "source": latest["stream"], "position": position}
+            for name in names[at : at + 10_000]
+        ]
+        body = {"after": known, "until": position, "targets": found}
+        wire.ask("POST", "/v1/groups/many/correlate", body)
+    times = []
+    for _ in range(claims):
+        started = time.perf_counter()
+        body = {"worker": "w", "events_max": 0, "lease_ms": 600_000}
+        leases = wire.ask("POST", "/v1/groups/many/claim", body)["leases"]
+        times.append((time.perf_counter() - started) * 1000)
+        if len(leases) != 10:
+            raise SystemExit(f"a claim got {len(leases)} targets")
+    return times
+
+
+def peer_rate(url: str, jobs: int) -> float:
+    """Jobs a second of procrastinate's worker, ten at a time."""
+    with tempfile.TemporaryDirectory() as folder:
+        install = [sys.executable, "-m", "pip", "install", "-q", "--target", folder, *PEER]
+        subprocess.run(install, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", PEER_PROGRAM, url, str(jobs)],
+            env=os.environ | {"PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(f"procrastinate failed: {done.stderr[-2000:]}")
+        return float(done.stdout.split()[-1])
+
+
+def measure(name: str, server: ServerProcess, options: argparse.Namespace) -> None:
+    with server:
+        rate = drain(server.port, "wide", options.targets, 10)
+        print(f"{name}: drain of {options.targets} targets x 10 events: {rate:,.0f} events/s")
+        rate = drain(server.port, "hot", 1, options.targets * 2)
+        print(f"{name}: one hot target: {rate:,.0f} events/s")
+        times = claim_times_ms(server.port, options.many, options.claims)
+        p99 = statistics.quantiles(times, n=100)[98]
+        print(
+            f"{name}: claim at {options.many:,} targets: p50 {statistics.median(times):.2f} ms,"
+            f" p99 {p99:.2f} ms",
+            flush=True,
+        )
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--targets", type=int, default=1_000)
+    parser.add_argument("--many", type=int, default=100_000)
+    parser.add_argument("--claims", type=int, default=500)
+    parser.add_argument("--no-peer", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, PostgresServer() as postgres:
+        print(machine.facts(Path(folder)))
+        measure("SQLite", ServerProcess(Path(folder) / "data"), options)
+        measure("PostgreSQL", ServerProcess(store=postgres.new_database()), options)
+        if not options.no_peer:
+            rate = peer_rate(postgres.new_database(), options.targets * 10)
+            print(f"procrastinate on the same PostgreSQL: {rate:,.0f} jobs/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
