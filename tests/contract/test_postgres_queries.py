@@ -317,12 +317,12 @@ async def test_plans_are_made_alike(read_twins: Twins, name: str, parts: int) ->
 
 
 class _Alone:
-    """Readers of which there is one, here."""
+    """A queue of scans with one reader, here."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def run(self, work: Callable[[Connection], Any]) -> Any:
+    async def run(self, _principal: str, work: Callable[[Connection], Any]) -> Any:
         return work(self._connection)
 
 
