@@ -334,6 +334,22 @@ class WriterFencedError(ConflictError):
         return self.problem.get("epoch")
 
 
+class GroupNotFoundError(ResponseError):
+    """There is no such group. Make it with `client.group(name).make(...)`."""
+
+
+class GroupExistsError(ConflictError):
+    """A group of this name has other settings. Use it as it is, or delete it first."""
+
+
+class CorrelationMovedError(ConflictError):
+    """Another worker correlated meanwhile, up to `watermark`. Go on from there."""
+
+    @property
+    def watermark(self) -> int | None:
+        return self.problem.get("watermark")
+
+
 class PreconditionFailedError(ResponseError):
     """What was assumed does not hold, and nothing has happened. Look again, then decide again."""
 
@@ -348,6 +364,10 @@ class TailMovedError(PreconditionFailedError):
     @property
     def version(self) -> int | None:
         return self._integer("stream-version")
+
+
+class LeaseLostError(PreconditionFailedError):
+    """The lease is no longer current. Stop this work: another worker may have the target."""
 
 
 class ProducerMovedError(PreconditionFailedError):
@@ -469,6 +489,10 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "writer_query_changed": WriterQueryChangedError,
     "writer_fenced": WriterFencedError,
     "writer_held": WriterHeldError,
+    "group_not_found": GroupNotFoundError,
+    "group_exists": GroupExistsError,
+    "correlation_moved": CorrelationMovedError,
+    "lease_lost": LeaseLostError,
     "tail_moved": TailMovedError,
     "producer_moved": ProducerMovedError,
     "storage_full": StorageFullError,

@@ -145,6 +145,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """The holder of a claimed producer id gives it up with this append."""
     reason: str | None = None
     """Why an epoch is raised, for the audit stream."""
+    lease: str | None = None
+    """The token of a lease that must be current."""
 
     def __post_init__(self) -> None:
         require(self.key != "", "an Idempotency-Key is not empty")
@@ -179,6 +181,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             headers.append(("Claim-End", self.claim_end))
         if self.reason is not None:
             headers.append(("Audit-Reason", self.reason))
+        if self.lease is not None:
+            headers.append(("Lease-Token", self.lease))
         return headers
 
 
@@ -367,6 +371,8 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     auto_create: bool = False
     key: str | None = None
     claim_end: Literal["released", "completed"] | None = None
+    lease: str | None = None
+    """The token of a lease that must be current; it goes on."""
 
     def document(self) -> dict[str, Any]:
         """As it goes on the wire."""
@@ -411,6 +417,7 @@ _PLAIN = (
     "auto_create",
     "key",
     "claim_end",
+    "lease",
 )
 
 
@@ -420,9 +427,13 @@ def commit(
     key: str | None,
     reason: str | None = None,
     writer: WriterBatch | None = None,
+    leases: Iterable[tuple[str, int]] = (),
 ) -> Operation[Committed]:
     """Several appends, all of them or none; `reason` is for the audit stream."""
     document: dict[str, Any] = {"appends": [append.document() for append in appends]}
+    acked = [{"token": token, "at": at} for token, at in leases]
+    if acked:
+        document["leases"] = acked
     headers = [("Content-Type", JSON)]
     if writer is not None:
         document["writer"] = writer

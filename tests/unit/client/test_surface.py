@@ -14,6 +14,7 @@ import fencepost
 TWINS = [
     (fencepost.Client, fencepost.AsyncClient),
     (fencepost.Stream, fencepost.AsyncStream),
+    (fencepost.Group, fencepost.AsyncGroup),
     (fencepost.Reading, fencepost.AsyncReading),
     (fencepost.Listing, fencepost.AsyncListing),
     (fencepost.LogReading, fencepost.AsyncLogReading),

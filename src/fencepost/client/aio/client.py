@@ -13,9 +13,11 @@ from typing import Any, Literal, Self, TypeVar
 
 from fencepost.client import operations, writers
 from fencepost.client.aio.connections import AsyncDriver
+from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.aio.readings import AsyncListing, AsyncLogReading
 from fencepost.client.aio.streams import AsyncStream
 from fencepost.client.arrow_log import ArrowPage, arrow_page
+from fencepost.client.groups import GroupInfo
 from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
 from fencepost.client.reading import LogReader, Pages
 from fencepost.client.results import (
@@ -80,6 +82,14 @@ class AsyncClient:
         """The streams whose paths match a pattern (`orders/*`, `**`), in the order of paths."""
         return self._pages("streams", StreamInfo, {"match": match, "after": after})
 
+    def group(self, name: str) -> AsyncGroup:
+        """A group of workers by its name, without asking for it."""
+        return AsyncGroup(self._driver, name)
+
+    def groups(self, *, match: str | None = None) -> AsyncListing[GroupInfo]:
+        """The groups whose names match a pattern, in the order of names."""
+        return self._pages("groups", GroupInfo, {"match": match})
+
     def producers(
         self, *, stream: str | None = None, match: str | None = None
     ) -> AsyncListing[ProducerInfo]:
@@ -123,10 +133,15 @@ class AsyncClient:
         *,
         key: str | None = None,
         writer: WriterBatch | None = None,
+        leases: Iterable[tuple[str, int]] = (),
     ) -> Committed:
-        """Several appends to several streams, all of them or none; as a writer's batch, once."""
+        """Several appends to several streams, all of them or none; as a writer's batch, once.
+
+        `leases` are tokens of groups with the position to ack each at, in the same transaction: if
+        one is no longer current, nothing is stored (`LeaseLostError`).
+        """
         return await self._driver.run(
-            operations.commit(self._driver.settings, appends, key, writer=writer)
+            operations.commit(self._driver.settings, appends, key, writer=writer, leases=leases)
         )
 
     async def stage(

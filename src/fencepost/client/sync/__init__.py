@@ -2,7 +2,15 @@
 """The sync client: the classes that a program holds, over the operations of the core."""
 
 from fencepost.client.sync.client import Client
+from fencepost.client.sync.groups import Group
 from fencepost.client.sync.readings import Listing, LogReading, Reading
 from fencepost.client.sync.streams import Stream
 
-__all__ = ["Client", "Listing", "LogReading", "Reading", "Stream"]
+__all__ = [
+    "Client",
+    "Group",
+    "Listing",
+    "LogReading",
+    "Reading",
+    "Stream",
+]

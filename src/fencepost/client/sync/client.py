@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from fencepost.client import operations, writers
 from fencepost.client.arrow_log import ArrowPage, arrow_page
+from fencepost.client.groups import GroupInfo
 from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
 from fencepost.client.reading import LogReader, Pages
 from fencepost.client.results import (
@@ -27,6 +28,7 @@ from fencepost.client.results import (
 )
 from fencepost.client.settings import JSON, ClientSettings
 from fencepost.client.sync.connections import Driver
+from fencepost.client.sync.groups import Group
 from fencepost.client.sync.readings import Listing, LogReading
 from fencepost.client.sync.streams import Stream
 
@@ -77,6 +79,14 @@ class Client:
         """The streams whose paths match a pattern (`orders/*`, `**`), in the order of paths."""
         return self._pages("streams", StreamInfo, {"match": match, "after": after})
 
+    def group(self, name: str) -> Group:
+        """A group of workers by its name, without asking for it."""
+        return Group(self._driver, name)
+
+    def groups(self, *, match: str | None = None) -> Listing[GroupInfo]:
+        """The groups whose names match a pattern, in the order of names."""
+        return self._pages("groups", GroupInfo, {"match": match})
+
     def producers(
         self, *, stream: str | None = None, match: str | None = None
     ) -> Listing[ProducerInfo]:
@@ -120,10 +130,15 @@ class Client:
         *,
         key: str | None = None,
         writer: WriterBatch | None = None,
+        leases: Iterable[tuple[str, int]] = (),
     ) -> Committed:
-        """Several appends to several streams, all of them or none; as a writer's batch, once."""
+        """Several appends to several streams, all of them or none; as a writer's batch, once.
+
+        `leases` are tokens of groups with the position to ack each at, in the same transaction: if
+        one is no longer current, nothing is stored (`LeaseLostError`).
+        """
         return self._driver.run(
-            operations.commit(self._driver.settings, appends, key, writer=writer)
+            operations.commit(self._driver.settings, appends, key, writer=writer, leases=leases)
         )
 
     def stage(

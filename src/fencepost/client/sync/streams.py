@@ -61,6 +61,7 @@ class Stream:
         producer: Producing | None = None,
         producer_if: tuple[int, int] | None = None,
         strict: bool = False,
+        lease: str | None = None,
         retry: bool = True,
     ) -> Appended:
         """Store one message: any JSON value, or bytes or text where the stream is not JSON.
@@ -70,7 +71,8 @@ class Stream:
 
         Args:
             close: Close the stream with this message, in one step.
-            if_match: The offset where the stream must end, or `*`: it must exist.
+            if_match: The offset where the stream must end, or the version of its last message, or
+                `*`: it must exist.
             if_none_match: `*`: the stream must be empty or not exist; then it is made.
             auto_create: Make the stream if it does not exist.
             stream_seq: A text that must be greater than that of the append before.
@@ -78,6 +80,7 @@ class Stream:
             producer: A producer's id, epoch and sequence number instead of a key.
             producer_if: The epoch and seq where the producer must be.
             strict: Refuse a duplicate of the producer that has other bytes.
+            lease: The token of a group's lease: store it only while that is current.
         """
         condition = Condition(
             close=close,
@@ -89,6 +92,7 @@ class Stream:
             producer=producer,
             producer_if=producer_if,
             strict=strict,
+            lease=lease,
         )
         return self._store([data], condition, retry=retry)
 
@@ -105,6 +109,7 @@ class Stream:
         producer: Producing | None = None,
         producer_if: tuple[int, int] | None = None,
         strict: bool = False,
+        lease: str | None = None,
         retry: bool = True,
     ) -> Appended:
         """Store several messages in one step, all or none; the options are those of `append`."""
@@ -118,6 +123,7 @@ class Stream:
             producer=producer,
             producer_if=producer_if,
             strict=strict,
+            lease=lease,
         )
         return self._store(list(messages), condition, retry=retry)
 
