@@ -66,8 +66,10 @@ from fencepost.client.errors import (
     UnreadableError,
     WriterFencedError,
     WriterHeldError,
+    WriterHistoryGoneError,
     WriterNotFoundError,
     WriterQueryChangedError,
+    WriterRangeMismatchError,
 )
 from fencepost.client.group_worker import PermanentError
 from fencepost.client.groups import (
@@ -103,7 +105,9 @@ from fencepost.client.results import (
     LogProducer,
     Plan,
     PlanTime,
+    PositionRange,
     ProducerInfo,
+    PublishedBatch,
     Receipt,
     Split,
     Staged,
@@ -180,6 +184,7 @@ __all__ = [
     "PermanentError",
     "Plan",
     "PlanTime",
+    "PositionRange",
     "PreconditionFailedError",
     "ProducerClosedError",
     "ProducerError",
@@ -190,6 +195,7 @@ __all__ = [
     "Producing",
     "ProtocolError",
     "Pruned",
+    "PublishedBatch",
     "RateLimitedError",
     "Reading",
     "Receipt",
@@ -225,9 +231,11 @@ __all__ = [
     "WriterBatch",
     "WriterFencedError",
     "WriterHeldError",
+    "WriterHistoryGoneError",
     "WriterInfo",
     "WriterNotFoundError",
     "WriterQueryChangedError",
+    "WriterRangeMismatchError",
     "connect",
     "connect_async",
 ]

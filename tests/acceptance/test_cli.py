@@ -489,6 +489,27 @@ def test_rm_asks_at_a_terminal_and_refuses_without_one(shell: Shell) -> None:
     assert list(shell.client.streams(match="precious")) == []
 
 
+def test_the_history_of_a_writer_is_shown(shell: Shell) -> None:
+    shell.client.open_writer("hourly", "q-1")
+    for number, until in enumerate((41, 83)):
+        read = fencepost.PositionRange(after=None if number == 0 else 41, until=until)
+        shell.client.commit(
+            [],
+            writer=fencepost.WriterBatch(
+                name="hourly", query="q-1", epoch=1, batch=number, digest="d-7", range=read
+            ),
+        )
+
+    shown = shell.run("writer-history", "hourly").stdout
+    newest = json.loads(shell.run("writer-history", "hourly", "-n", "1", "--json").stdout)
+
+    assert "its start" in shown
+    assert "d-7" in shown
+    assert (newest["batch"], newest["range"]) == (1, {"after": 41, "until": 83})
+    assert "no writer of this name" in shell.refusal("writer-history", "none")
+    shell.run("forget-writer", "hourly", "--yes")
+
+
 def test_writers_are_listed_and_forgotten(shell: Shell) -> None:
     shell.client.open_writer("by-day", "q-1")
     shell.client.commit(

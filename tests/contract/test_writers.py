@@ -20,18 +20,27 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.offsets import START
 from fencepost.protocol.writers import (
     BatchDone,
+    PositionRange,
+    PublishedBatch,
     Writer,
     WriterBatch,
     WriterFenced,
     WriterForgotten,
     WriterHeld,
+    WriterHistoryGone,
     WriterMissing,
     WriterOpen,
     WriterOpened,
     WriterQueryChanged,
+    WriterRangeMismatch,
     WritersFull,
 )
+from fencepost.store.log_contract import Page
+from fencepost.store.postgres.store import PostgresStore
+from fencepost.store.read.lists import SqlLists
 from fencepost.store.settings import SqliteSettings
+from fencepost.store.sqlite.store import SqliteStore
+from fencepost.store.write.writers import TRIM_BATCHES
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import ask_append, ask_commit, ask_stage, item
 from tests.contract.sliced import also_in_slices
@@ -75,6 +84,18 @@ async def known(subject: Subject, name: str = "w") -> Writer:
     return found
 
 
+async def history(subject: Subject, name: str = "w") -> list[PublishedBatch]:
+    return (await page_of(subject, name=name)).entries
+
+
+async def page_of(
+    subject: Subject, name: str = "w", before: int | None = None, limit: int = 1000
+) -> Page[PublishedBatch]:
+    assert isinstance(subject.store, SqliteStore | PostgresStore)
+    lists = SqlLists(subject.store.readers)
+    return await lists.list_writer_history(name, before=before, limit=limit)
+
+
 async def ask_forget(subject: Subject, name: str = "w", owner: str | None = None) -> Outcome:
     answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     subject.store.forget_writer(name, owner, answer.set_result)
@@ -95,12 +116,97 @@ async def test_a_batch_is_published_once_however_often_it_comes(subject: Subject
     assert await subject.content("s") == b"a"
 
 
-async def test_an_older_batch_is_done_whatever_it_says(subject: Subject) -> None:
+async def test_an_older_batch_is_compared_with_the_history(subject: Subject) -> None:
     await opened(subject)
-    await publish(subject, 3, item("s", b"a", creates=True))
+    for number in range(4):
+        await publish(subject, number, item("s", b"a", creates=True), digest=str(number))
+    await subject.reopen()
 
-    assert await publish(subject, 2, item("s", b"b", creates=True)) == BatchDone(3, None)
-    assert await subject.content("s") == b"a"
+    assert await publish(subject, 2, item("s", b"b"), digest="2") == BatchDone(3, True)
+    assert await publish(subject, 2, item("s", b"b"), digest="x") == BatchDone(3, False)
+    assert await subject.content("s") == b"aaaa"
+
+
+async def test_a_batch_that_was_left_out_cannot_come_later(subject: Subject) -> None:
+    await opened(subject)
+    await publish(subject, 1, item("s", b"a", creates=True))
+    await publish(subject, 3, item("s", b"a"))
+
+    assert await publish(subject, 0, item("s", b"b")) == WriterHistoryGone(3)
+    assert await publish(subject, 2, item("s", b"b")) == WriterHistoryGone(3)
+    assert await subject.content("s") == b"aa"
+
+
+async def test_a_batch_that_was_read_from_other_positions_is_refused(subject: Subject) -> None:
+    """A restored checkpoint: batch 1 again, planned over more rows than it had."""
+    await opened(subject)
+    first, second, wider = PositionRange(None, 9), PositionRange(9, 19), PositionRange(9, 29)
+    await publish(subject, 0, item("s", b"0", creates=True), range=first)
+    await publish(subject, 1, item("s", b"1"), range=second)
+    await publish(subject, 2, item("s", b"2"), range=PositionRange(19, 29))
+    await subject.reopen()
+
+    again = await publish(subject, 1, item("s", b"1"), range=second)
+    other = await publish(subject, 1, item("s", b"12"), range=wider)
+
+    assert again == BatchDone(2, True, second)
+    assert other == WriterRangeMismatch(1, second, wider)
+    assert await subject.content("s") == b"012"
+    assert [one.range for one in await history(subject)] == [PositionRange(19, 29), second, first]
+
+
+async def test_the_range_counts_for_batches_that_are_not_on_disk_yet(subject: Subject) -> None:
+    opening = subject.ask(subject.store.open_writer, WriterOpen("w", "q"))
+    read, other = PositionRange(0, 5), PositionRange(0, 6)
+    asked = [
+        publishing(subject, 0, item("s", b"0", creates=True), range=read),
+        publishing(subject, 0, item("s", b"0", creates=True), range=other),
+        publishing(subject, 0, item("s", b"0", creates=True), range=read),
+    ]
+
+    outcomes = [await answered(one) for one in asked]
+
+    assert isinstance(await answered(opening), WriterOpened)
+    assert isinstance(outcomes[0], Committed)
+    assert outcomes[1:] == [WriterRangeMismatch(0, read, other), BatchDone(0, True, read)]
+
+
+async def test_a_refused_commit_leaves_no_history(subject: Subject) -> None:
+    await opened(subject)
+
+    await publish(subject, 0, item("none", b"x"))
+
+    assert await history(subject) == []
+
+
+async def test_the_history_goes_with_its_writer_and_with_its_query(subject: Subject) -> None:
+    await opened(subject)
+    await publish(subject, 0, range=PositionRange(0, 5))
+    await opened(subject, query="other", allow_new=True)
+    anew = await history(subject)
+    begun = await publish(subject, 0, query="other", epoch=2, range=PositionRange(0, 7))
+    await ask_forget(subject)
+    gone = await history(subject)
+    await opened(subject)
+
+    assert (anew, gone) == ([], [])
+    assert begun == Committed(())
+    assert await publish(subject, 0, range=PositionRange(0, 9)) == Committed(())
+
+
+async def test_the_history_comes_in_pages_newest_first(subject: Subject) -> None:
+    await opened(subject)
+    for number in range(5):
+        await publish(subject, number, digest=str(number))
+
+    first = await page_of(subject, before=None, limit=2)
+    second = await page_of(subject, before=3, limit=2)
+    last = await page_of(subject, before=1, limit=2)
+
+    assert [one.batch for one in first.entries] == [4, 3]
+    assert [one.batch for one in second.entries] == [2, 1]
+    assert [one.digest for one in last.entries] == ["0"]
+    assert (first.next, second.next, last.next) == (("3",), ("1",), None)
 
 
 async def test_batches_decided_in_one_go_are_decided_on_top_of_each_other(subject: Subject) -> None:
@@ -255,6 +361,22 @@ async def test_there_are_at_most_so_many_writers(tmp_path: Path, clock: SimClock
     assert (await opened(subject, "a")).epoch == 2
     await ask_forget(subject, "b")
     assert (await opened(subject, "c")).epoch == 1
+    await subject.close()
+
+
+async def test_a_history_holds_at_least_so_many_batches_and_not_many_more(
+    tmp_path: Path, clock: SimClock
+) -> None:
+    engine = SqliteEngine(tmp_path / "short", clock)
+    engine._settings = SqliteSettings(folder=tmp_path / "short", writer_history_max=3)
+    subject = Subject(engine, clock)
+    await opened(subject)
+    for number in range(TRIM_BATCHES + 4):
+        assert await publish(subject, number, range=PositionRange(number, number + 1))
+
+    assert [one.batch for one in await history(subject)] == [103, 102, 101]
+    assert await publish(subject, 100) == WriterHistoryGone(103)
+    assert isinstance(await publish(subject, 101, range=PositionRange(101, 102)), BatchDone)
     await subject.close()
 
 

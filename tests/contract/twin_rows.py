@@ -176,6 +176,7 @@ TABLES = [
     "links",
     "secrets",
     "writers",
+    "writer_history",
     "large_commits",
     "large_slices",
     "groups",

@@ -270,6 +270,38 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "writer_time_wrong",
         ["UPDATE writers SET updated_ms = updated_ms + 10000000000 WHERE name = 'busy'"],
     ),
+    "a writer that is ahead of its history": (
+        "writer_history_wrong",
+        ["UPDATE writers SET batch = batch + 10 WHERE name = 'busy'"],
+    ),
+    "a writer that is behind its history": (
+        "writer_history_wrong",
+        ["UPDATE writers SET batch = batch - 1 WHERE name = 'busy'"],
+    ),
+    "a writer with another digest than its history": (
+        "writer_history_wrong",
+        ["UPDATE writers SET digest = 'other' WHERE name = 'busy'"],
+    ),
+    "a history without its writer": (
+        "writer_history_wrong",
+        ["DELETE FROM writers WHERE name = 'busy'"],
+    ),
+    "a history without its newest batch": (
+        "writer_history_wrong",
+        ["DELETE FROM writer_history WHERE name = 'busy' AND batch = 2"],
+    ),
+    "a batch that was read from a range that ends before it begins": (
+        "writer_history_wrong",
+        ["UPDATE writer_history SET range_after = 10 WHERE name = 'busy' AND batch = 2"],
+    ),
+    "a batch that was read from a range without an end": (
+        "writer_history_wrong",
+        ["UPDATE writer_history SET range_until = NULL WHERE name = 'busy' AND batch = 2"],
+    ),
+    "a batch from the future": (
+        "writer_history_wrong",
+        ["UPDATE writer_history SET published_ms = published_ms + 10000000000 WHERE batch = 0"],
+    ),
     "a large commit of an unknown kind": (
         "large_commit_wrong",
         ["INSERT INTO large_commits VALUES (1, 2, 7)"],

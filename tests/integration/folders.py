@@ -17,7 +17,7 @@ from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Retention
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Config, Link, Subscription
-from fencepost.protocol.writers import WriterBatch, WriterOpen
+from fencepost.protocol.writers import PositionRange, WriterBatch, WriterOpen
 from fencepost.store import records
 from fencepost.store.contract import Staged, Upload
 from fencepost.store.group_contract import DeleteGroup, RenewLeases
@@ -103,9 +103,10 @@ async def _forks(subject: Subject) -> None:
 async def _writers(subject: Subject) -> None:
     for name in ("idle", "busy"):
         await answered(subject.ask(subject.store.open_writer, WriterOpen(name, "q")))
-    batch = WriterBatch("busy", "q", 1, 0, "digest")
-    done = await answered(subject.ask(subject.store.commit, Commit((), writer=batch)))
-    assert isinstance(done, Committed)
+    for number, read in enumerate((None, PositionRange(None, 4), PositionRange(4, 9))):
+        batch = WriterBatch("busy", "q", 1, number, f"digest {number}", range=read)
+        done = await answered(subject.ask(subject.store.commit, Commit((), writer=batch)))
+        assert isinstance(done, Committed)
 
 
 async def _groups(subject: Subject) -> None:

@@ -52,6 +52,7 @@ TABLE: dict[tuple[str, str], Route] = {
     ("post", WRITER): Route(only("append"), json={"query": "q"}),
     ("get", WRITER): Route(NOBODY, hidden=True),
     ("delete", WRITER): Route(NOBODY, hidden=True),
+    ("get", "/v1/writer-history/{name}"): Route(NOBODY, hidden=True),
     # What these show is narrowed: see test_auth_reach.
     ("get", "/v1/log"): Route(only("read")),
     ("get", "/v1/log/plan"): Route(only("read")),

@@ -165,10 +165,23 @@ def test_a_walk_of_writers_is_as_documented(walk: Walk) -> None:
     assert publish("200", 0, item)["match"] is True
     assert publish("200", 0, item, digest="e")["match"] is False
     assert publish("200", 3)["batch"] == 3
-    assert publish("200", 1)["match"] is None
-    assert publish("409 writer_fenced", 4, epoch=1)["epoch"] == 2
-    assert publish("409 writer_query_changed", 4, query="r")["batch"] == 3
-    publish("400 writer_invalid", 4, query="")
+    assert publish("409 writer_history_gone", 1)["batch"] == 3
+    read = {"after": 7, "until": 9}
+    assert publish("200", 4, range=read)["batch"] == 4
+    assert publish("200", 4, range=read)["range"] == read
+    other = publish("409 writer_range_mismatch", 4, range={"until": 12})
+    assert (other["published"], other["sent"]) == (read, {"after": None, "until": 12})
+    publish("400 writer_invalid", 5, range={"after": 7, "until": 6})
+    history = "/v1/writer-history/{name}"
+    shown = walk("200", "GET", history, name="w", limit="2").json()
+    assert [one["batch"] for one in shown["batches"]] == [4, 3]
+    rest = walk("200", "GET", history, name="w", after=shown["next"]).json()
+    assert [one["batch"] for one in rest["batches"]] == [0]
+    walk("400 after_invalid", "GET", history, name="w", after="x")
+    walk("404 writer_not_found", "GET", history, name="none")
+    assert publish("409 writer_fenced", 5, epoch=1)["epoch"] == 2
+    assert publish("409 writer_query_changed", 5, query="r")["batch"] == 4
+    publish("400 writer_invalid", 5, query="")
     changed = walk("409 writer_query_changed", "POST", writer, name="w", body={"query": "r"})
     assert changed.json()["query"] == "q"
     body = {"query": "r", "allow_new": True}

@@ -89,9 +89,11 @@ def test_a_batch_again_says_how_far_the_writer_came_and_whether_it_is_the_same(
     other = publish(wire, batch_of(name, 1, digest="e"), append(name))
     older = publish(wire, batch_of(name, 0), append(name))
 
-    assert body_of(same) == {"duplicate": True, "batch": 1, "match": True, "appends": []}
-    assert body_of(other) == {"duplicate": True, "batch": 1, "match": False, "appends": []}
-    assert body_of(older) == {"duplicate": True, "batch": 1, "match": None, "appends": []}
+    done = {"duplicate": True, "batch": 1, "range": None, "appends": list[object]()}
+    assert body_of(same) == done | {"match": True}
+    assert body_of(other) == done | {"match": False}
+    assert (older.status, code_of(older)) == (409, "writer_history_gone")
+    assert body_of(older)["batch"] == 1
     assert wire.ask("GET", f"/v1/stream/{name}?offset=-1").body == b"[1]"
 
 
@@ -269,6 +271,40 @@ def test_a_pipeline_publishes_each_batch_once_through_the_client(client: fencepo
     assert client.writer(name).batch == 1
 
 
+def test_the_client_sends_ranges_and_shows_the_history(client: fencepost.Client) -> None:
+    name = fresh()
+    client.open_writer(name, "q")
+
+    def publish(number: int, after: int | None, until: int) -> fencepost.Committed:
+        read = fencepost.PositionRange(after=after, until=until)
+        batch = WriterBatch(name=name, query="q", epoch=1, batch=number, digest="d", range=read)
+        return client.commit([], writer=batch)
+
+    publish(0, None, 9)
+    publish(1, 9, 19)
+    again = publish(0, None, 9)
+    with pytest.raises(fencepost.WriterRangeMismatchError) as other:
+        publish(1, 9, 29)
+    client.commit([], writer=WriterBatch(name=name, query="q", epoch=1, batch=7))
+    with pytest.raises(fencepost.WriterHistoryGoneError) as gone:
+        publish(5, 9, 29)
+
+    assert (again.match, again.range) == (True, fencepost.PositionRange(until=9))
+    assert other.value.batch == 1
+    assert other.value.published == {"after": 9, "until": 19}
+    assert other.value.sent == {"after": 9, "until": 29}
+    assert gone.value.batch == 7
+    shown = [(one.batch, one.range, one.digest) for one in client.writer_history(name)]
+    assert shown == [
+        (7, None, None),
+        (1, fencepost.PositionRange(after=9, until=19), "d"),
+        (0, fencepost.PositionRange(until=9), "d"),
+    ]
+    client.forget_writer(name)
+    with pytest.raises(fencepost.WriterNotFoundError):
+        list(client.writer_history(name))
+
+
 def test_the_client_raises_what_the_server_refuses(client: fencepost.Client) -> None:
     name = fresh()
     with pytest.raises(fencepost.WriterNotFoundError):
@@ -324,7 +360,7 @@ def test_a_writer_survives_its_server(tmp_path: Path) -> None:
             again = publish(wire, batch_of("w", 3), append("s"))
             shown = body_of(wire.ask("GET", ROOT + "w"))
 
-    assert body_of(again) == {"duplicate": True, "batch": 3, "match": True, "appends": []}
+    assert (body_of(again)["duplicate"], body_of(again)["match"]) == (True, True)
     assert (shown["epoch"], shown["batch"], shown["digest"]) == (1, 3, "d")
 
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "log": "log",
     "keys": "log",
     "writers": "writers",
+    "writer-history": "writers",
     "forget-writer": "writers",
     "bench": "bench",
     "migrate": "migrate",

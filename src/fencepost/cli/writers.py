@@ -1,4 +1,4 @@
-"""`fencepost writers` and `forget-writer`: who publishes batches by commits, and how far they came.
+"""`fencepost writers`, `writer-history` and `forget-writer`: who publishes batches, and which ones.
 
 A writer is kept until `forget-writer` removes it: then its name is free, and so are its numbers.
 """
@@ -6,12 +6,14 @@ A writer is kept until `forget-writer` removes it: then its name is free, and so
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated
 
 import typer
 
 from fencepost.cli.options import AsJson, Token, Url
 from fencepost.cli.render import ask, show_facts, show_lines, show_table, talking
+from fencepost.client.results import PositionRange
 
 
 def writers(
@@ -43,6 +45,44 @@ def writers(
         )
         columns = ("writer", "query", "epoch", "last batch", "last seen")
         show_table(columns, rows, empty="no writers match")
+
+
+def writer_history(
+    name: Annotated[str, typer.Argument(help="The writer's name.")],
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Show the newest batches, so many.")
+    ] = 100,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what a writer published, the newest batch first, with the positions it was read from.
+
+    Examples:
+
+      fencepost writer-history by-day
+      fencepost writer-history by-day -n 1 --json | jq .range.until
+    """
+    with talking(url, token, as_json=as_json) as client:
+        found = islice(client.writer_history(name), count)
+        if as_json:
+            show_lines(found)
+            return
+        rows = (
+            (
+                *(one.batch, *_read(one.range), one.digest or "none"),
+                datetime.fromtimestamp(one.published_ms / 1000, UTC),
+            )
+            for one in found
+        )
+        columns = ("batch", "read after", "up to", "digest", "published")
+        show_table(columns, rows, empty="this writer has published nothing")
+
+
+def _read(found: PositionRange | None) -> tuple[object, object]:
+    if found is None:
+        return "unknown", "unknown"
+    return "its start" if found.after is None else found.after, found.until
 
 
 def forget_writer(

@@ -350,6 +350,37 @@ class CorrelationMovedError(ConflictError):
         return self.problem.get("watermark")
 
 
+class WriterRangeMismatchError(ConflictError):
+    """The number `batch` was published from other positions than yours; nothing was written.
+
+    Your record of progress is older than what was published. Go on with the newest one, or read
+    from where the published batches end, under another name: `writer_history` shows it.
+    """
+
+    @property
+    def batch(self) -> int | None:
+        return self.problem.get("batch")
+
+    @property
+    def published(self) -> dict[str, int | None] | None:
+        return self.problem.get("published")
+
+    @property
+    def sent(self) -> dict[str, int | None] | None:
+        return self.problem.get("sent")
+
+
+class WriterHistoryGoneError(ConflictError):
+    """The writer came to `batch`, and no longer knows what it published under your number.
+
+    Nothing was written. Go on with the newest record of progress.
+    """
+
+    @property
+    def batch(self) -> int | None:
+        return self.problem.get("batch")
+
+
 class PreconditionFailedError(ResponseError):
     """What was assumed does not hold, and nothing has happened. Look again, then decide again."""
 
@@ -488,6 +519,8 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "writer_not_found": WriterNotFoundError,
     "writer_query_changed": WriterQueryChangedError,
     "writer_fenced": WriterFencedError,
+    "writer_range_mismatch": WriterRangeMismatchError,
+    "writer_history_gone": WriterHistoryGoneError,
     "writer_held": WriterHeldError,
     "group_not_found": GroupNotFoundError,
     "group_exists": GroupExistsError,

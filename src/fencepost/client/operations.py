@@ -25,7 +25,7 @@ from fencepost.client.errors import (
     require,
 )
 from fencepost.client.http import Request, Response, is_url, parse_url, target_of, wire_target
-from fencepost.client.results import Appended, Committed, Head, Plan, Staged
+from fencepost.client.results import Appended, Committed, Head, Plan, PositionRange, Staged
 from fencepost.client.retry import Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
 
@@ -396,7 +396,7 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return document
 
 
-class WriterBatch(msgspec.Struct, frozen=True, kw_only=True):
+class WriterBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The batch of a writer that a commit publishes, in the run that `open_writer` began."""
 
     name: str
@@ -405,6 +405,8 @@ class WriterBatch(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     digest: str | None = None
     """What tells the batch's content from another one's; compared when the batch comes again."""
+    range: PositionRange | None = None
+    """The positions that the batch was read from. One that comes again from others is refused."""
 
 
 _PART = ("txn", "part", "chunks")

@@ -110,6 +110,26 @@ class WriterInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_ms: int
 
 
+class PositionRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions of the log that a batch was read from: those after `after`, up to `until`.
+
+    `after` is None when the publisher does not know where its first batch began.
+    """
+
+    after: int | None = None
+    until: int
+
+
+class PublishedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch in the history of a writer."""
+
+    batch: int
+    range: PositionRange | None
+    """The positions that it was read from, if its publisher said so."""
+    digest: str | None
+    published_ms: int
+
+
 class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     """Where one append of a commit went."""
 
@@ -130,7 +150,9 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None = None
     """In the name of a writer: the last batch that it published."""
     match: bool | None = None
-    """Whether that batch, sent again, has its first digest; None where the server cannot tell."""
+    """Whether this batch, sent again, has its first digest; None where the server cannot tell."""
+    range: PositionRange | None = None
+    """Of a batch that was published before: the positions that it was read from, if known."""
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from fencepost.protocol.appends import (
     Replayed,
 )
 from fencepost.protocol.leases import AckInvalid, GroupGone, LeaseLost, LeaseRef
-from fencepost.protocol.writers import BatchDone, WriterBatch, WriterRefusal
+from fencepost.protocol.writers import BatchDone, BatchRefusal, WriterBatch
 
 
 class Part(NamedTuple):
@@ -196,7 +196,7 @@ CommitOutcome = (
     | CommitPartial
     | CommitLeaseLost
     | BatchDone
-    | WriterRefusal
+    | BatchRefusal
 )
 
 

@@ -6,6 +6,11 @@ messages. So a batch that is sent again changes nothing, however often, by whome
 become of its parts since; and a process that was replaced without noticing is refused. A name is
 bound to one query, because another one counts its batches anew: with numbers that begin again,
 silence would take new batches for old ones.
+
+What a writer published is kept as its history, a row per batch. A batch that comes again is
+compared with its row. When the positions that it was read from are others, the process behind it
+goes on from an old record of its progress: to call the batch done would lose the rows that only the
+new one has.
 """
 
 from __future__ import annotations
@@ -27,6 +32,23 @@ class Writer(NamedTuple):
     """What its publisher said of that batch's content."""
     opened_ms: int
     updated_ms: int
+
+
+class PositionRange(NamedTuple):
+    """Positions of the log that a batch was read from: those after `after`, up to `until`."""
+
+    after: int | None
+    """None when the publisher does not know where its first batch began."""
+    until: int
+
+
+class PublishedBatch(NamedTuple):
+    """A batch in the history of a writer."""
+
+    batch: int
+    range: PositionRange | None
+    digest: str | None
+    published_ms: int
 
 
 class WriterOpen(NamedTuple):
@@ -54,6 +76,15 @@ class WriterBatch(NamedTuple):
     digest: str | None = None
     principal: str = ""
     overrides: bool = False
+    range: PositionRange | None = None
+    """The positions that the batch was read from, if its publisher knows them."""
+
+
+class NextBatch(NamedTuple):
+    """The batch is new: the writer, and the row of its history, once the batch is published."""
+
+    writer: Writer
+    published: PublishedBatch
 
 
 class WriterOpened(NamedTuple):
@@ -92,11 +123,30 @@ class WritersFull(NamedTuple):
 class BatchDone(NamedTuple):
     """The batch was published before. The writer came to `batch`.
 
-    `matches` compares the digests when it is that very batch and both of them are known.
+    `matches` compares the digests when both of them are known. `range` are the positions that the
+    published batch was read from, if they are known.
     """
 
     batch: int
     matches: bool | None
+    range: PositionRange | None = None
+
+
+class WriterRangeMismatch(NamedTuple):
+    """A batch of this number was published, and it was read from other positions."""
+
+    batch: int
+    published: PositionRange
+    sent: PositionRange
+
+
+class WriterHistoryGone(NamedTuple):
+    """The batch is not new, and no row of the history tells what was published under its number.
+
+    Its row was dropped, or its number was left out. The writer came to `batch`.
+    """
+
+    batch: int
 
 
 class WriterForgotten(NamedTuple):
@@ -104,6 +154,7 @@ class WriterForgotten(NamedTuple):
 
 
 WriterRefusal = WriterMissing | WriterHeld | WriterQueryChanged | WriterFenced
+BatchRefusal = WriterRefusal | WriterRangeMismatch | WriterHistoryGone
 WriterOpenOutcome = WriterOpened | WriterRefusal | WritersFull
 WriterForgetOutcome = WriterForgotten | WriterMissing
 
@@ -131,9 +182,16 @@ def decide_writer_open(
 
 
 def decide_writer_batch(
-    current: Writer | None, request: WriterBatch, *, now_ms: int
-) -> Writer | BatchDone | WriterRefusal:
-    """The writer as it is once the batch is published; or why there is nothing to publish."""
+    current: Writer | None,
+    request: WriterBatch,
+    *,
+    published: PublishedBatch | None,
+    now_ms: int,
+) -> NextBatch | BatchDone | BatchRefusal:
+    """What is to be published; or why there is nothing to publish.
+
+    `published` is the row of the history for the number of this batch, if there is one.
+    """
     if current is None:
         return WriterMissing()
     if not may_use(current, request.principal, overrides=request.overrides):
@@ -142,17 +200,30 @@ def decide_writer_batch(
         return WriterQueryChanged(current.query, current.batch)
     if current.epoch != request.epoch:
         return WriterFenced(current.epoch)
-    if current.batch is not None and request.batch <= current.batch:
-        return BatchDone(current.batch, _matches(current, request))
-    return current._replace(batch=request.batch, digest=request.digest, updated_ms=now_ms)
+    if current.batch is None or request.batch > current.batch:
+        return NextBatch(
+            current._replace(batch=request.batch, digest=request.digest, updated_ms=now_ms),
+            PublishedBatch(request.batch, request.range, request.digest, now_ms),
+        )
+    if published is None:
+        if request.batch < current.batch:
+            return WriterHistoryGone(current.batch)
+        # A node of an older release published it, and wrote no history.
+        published = PublishedBatch(current.batch, None, current.digest, current.updated_ms)
+    return _decide_replay(published, request, last=current.batch)
+
+
+def _decide_replay(
+    published: PublishedBatch, request: WriterBatch, *, last: int
+) -> BatchDone | WriterRangeMismatch:
+    before, now = published.range, request.range
+    if before is not None and now is not None and before != now:
+        return WriterRangeMismatch(request.batch, before, now)
+    digests = (published.digest, request.digest)
+    matches = None if None in digests else digests[0] == digests[1]
+    return BatchDone(last, matches, published.range)
 
 
 def may_use(writer: Writer, principal: str, *, overrides: bool) -> bool:
     """Whether a principal may open, show, use and forget a writer."""
     return overrides or writer.principal == principal
-
-
-def _matches(current: Writer, request: WriterBatch) -> bool | None:
-    if request.batch != current.batch or current.digest is None or request.digest is None:
-        return None
-    return request.digest == current.digest

@@ -121,6 +121,7 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
             POST=to.writers.open,
             DELETE=to.writers.forget,
         ),
+        Route("/v1/writer-history/{name...}", "principals", GET_or_HEAD=to.writers.history),
         Route("/v1/tokens", "principals", POST=to.tokens.make),
         Route("/v1/groups", "principals", GET_or_HEAD=to.groups.list),
         Route(

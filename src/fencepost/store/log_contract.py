@@ -19,7 +19,7 @@ from fencepost.protocol.log_filters import EventFilter
 from fencepost.protocol.logs import End, Selection, Split
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
-from fencepost.protocol.writers import Writer
+from fencepost.protocol.writers import PublishedBatch, Writer
 
 T = TypeVar("T")
 
@@ -233,7 +233,7 @@ class ListedKey(NamedTuple):
     expires_ms: int | None
 
 
-Listed = TypeVar("Listed", ListedStream, ListedProducer, ListedKey, Writer)
+Listed = TypeVar("Listed", ListedStream, ListedProducer, ListedKey, Writer, PublishedBatch)
 
 
 class Page(NamedTuple, Generic[Listed]):
@@ -244,7 +244,7 @@ class Page(NamedTuple, Generic[Listed]):
 
 
 class ListStore(Protocol):
-    """Streams, producers, keys and writers, page by page.
+    """Streams, producers, keys, writers and what they published, page by page.
 
     Pages are stable: what is there from before the first page until after the last is on exactly
     one of them.
@@ -272,4 +272,10 @@ class ListStore(Protocol):
         self, glob: Glob | None, *, owner: str | None, after: str, limit: int
     ) -> Page[Writer]:
         """Writers whose name matches `glob`, by name; only those of `owner`, if one is given."""
+        ...
+
+    async def list_writer_history(
+        self, name: str, *, before: int | None, limit: int
+    ) -> Page[PublishedBatch]:
+        """The batches of a writer before one of them, or all of them, the newest first."""
         ...

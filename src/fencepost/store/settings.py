@@ -38,6 +38,8 @@ class StoreSettings:
     so many, with other requests in between."""
     writers_max: int = 10_000
     """Writers that are kept at once; each of them stays until it is forgotten."""
+    writer_history_max: int = 10_000
+    """Published batches that the history of a writer holds at least; the newest always stays."""
     retention: tuple[Policy, ...] = ()
     """What streams without a retention of their own may hold: the first pattern that fits counts.
     In a file these are [[retention]] tables."""

@@ -14,6 +14,10 @@ SELECT count(*) FROM parts WHERE committed IS NULL
 -- name: count_writers
 SELECT count(*) FROM writers
 
+-- name: writer_history_before
+SELECT batch, range_after, range_until, digest, published_ms FROM writer_history
+WHERE name = :name AND batch < :before ORDER BY batch DESC LIMIT :limit
+
 -- name: large_commits
 SELECT first, last, state FROM large_commits ORDER BY first
 

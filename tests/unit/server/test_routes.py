@@ -46,6 +46,7 @@ def test_the_table_and_the_openapi_document_have_the_same_routes() -> None:
         (b"/v1/stream/__ds", "/v1/stream/{path...}", (b"__ds",)),
         (b"/v1/stream/__ds/jwks.json", "/v1/stream/__ds/jwks.json", ()),
         (b"/v1/writers", "/v1/writers", ()),
+        (b"/v1/writer-history/a/b", "/v1/writer-history/{name...}", (b"a/b",)),
         (b"/v1/writers/a/b", "/v1/writers/{name...}", (b"a/b",)),
         (
             b"/v1/stream/__ds/subscriptions/s%2F1",

@@ -25,6 +25,7 @@ from fencepost.client.results import (
     KeyInfo,
     Plan,
     ProducerInfo,
+    PublishedBatch,
     Staged,
     StreamInfo,
     WriterInfo,
@@ -103,6 +104,12 @@ class AsyncClient:
     def writers(self, *, match: str | None = None) -> AsyncListing[WriterInfo]:
         """The writers whose names match a pattern, in the order of names."""
         return self._pages("writers", WriterInfo, {"match": match})
+
+    def writer_history(self, name: str) -> AsyncListing[PublishedBatch]:
+        """What a writer published, the newest batch first."""
+        settings = self._driver.settings
+        pages = Pages(settings, f"/v1/writer-history/{name}", "batches", PublishedBatch, [])
+        return AsyncListing(self._driver, pages)
 
     async def open_writer(
         self, name: str, query: str, *, allow_new: bool = False, after: int | None = None

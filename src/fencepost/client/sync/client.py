@@ -22,6 +22,7 @@ from fencepost.client.results import (
     KeyInfo,
     Plan,
     ProducerInfo,
+    PublishedBatch,
     Staged,
     StreamInfo,
     WriterInfo,
@@ -100,6 +101,12 @@ class Client:
     def writers(self, *, match: str | None = None) -> Listing[WriterInfo]:
         """The writers whose names match a pattern, in the order of names."""
         return self._pages("writers", WriterInfo, {"match": match})
+
+    def writer_history(self, name: str) -> Listing[PublishedBatch]:
+        """What a writer published, the newest batch first."""
+        settings = self._driver.settings
+        pages = Pages(settings, f"/v1/writer-history/{name}", "batches", PublishedBatch, [])
+        return Listing(self._driver, pages)
 
     def open_writer(
         self, name: str, query: str, *, allow_new: bool = False, after: int | None = None

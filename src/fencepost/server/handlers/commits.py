@@ -57,8 +57,10 @@ from fencepost.protocol.writers import (
     BatchDone,
     WriterFenced,
     WriterHeld,
+    WriterHistoryGone,
     WriterMissing,
     WriterQueryChanged,
+    WriterRangeMismatch,
 )
 from fencepost.server import access
 from fencepost.server.handlers import parsing, rendering, writers
@@ -461,17 +463,20 @@ def committed(
                 f"some appends were made before ({list(duplicates[:10])}) and others not;"
                 " nothing was done",
             )
-        case BatchDone(batch, matches):
+        case BatchDone(batch, matches, published):
             shown: dict[str, object] = {
                 "duplicate": True,
                 "batch": batch,
                 "match": matches,
+                "range": writers.shown_range(published),
                 "appends": [],
             }
             headers = [(b"Content-Type", b"application/json")]
             return Response(200, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
         case WriterMissing() | WriterHeld() | WriterQueryChanged() | WriterFenced():
             return writers.refusal(outcome, missing_status=409)
+        case WriterRangeMismatch() | WriterHistoryGone():
+            return writers.refusal(outcome)
         case Failed() | Unknown():
             return rendering.failed(outcome)
 

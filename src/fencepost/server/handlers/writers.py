@@ -1,4 +1,4 @@
-"""`/v1/writers`: opening runs of writers, showing and forgetting them, and what commits say of it.
+"""`/v1/writers` and `/v1/writer-history`: runs of writers, and what they published.
 
 A writer is its principal's: others cannot see it, and are refused when they open it or commit as
 it; administrators can do all of that. What a refusal knows about the writer stands in fields of the
@@ -15,18 +15,22 @@ import msgspec
 from fencepost.http.messages import Answer, Request, Response
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.writers import (
+    BatchRefusal,
+    PositionRange,
+    PublishedBatch,
     Writer,
     WriterBatch,
     WriterFenced,
     WriterForgetOutcome,
     WriterForgotten,
     WriterHeld,
+    WriterHistoryGone,
     WriterMissing,
     WriterOpen,
     WriterOpened,
     WriterOpenOutcome,
     WriterQueryChanged,
-    WriterRefusal,
+    WriterRangeMismatch,
     WritersFull,
     may_use,
 )
@@ -40,7 +44,17 @@ from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import Failure, Store
 from fencepost.store.log_contract import ListStore
 
+NO_POSITION = -1
+"""The position before the first one."""
+
 _NO_STORE = (b"Cache-Control", b"no-store")
+
+
+class RangeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The positions that a batch was read from: those after `after`, up to `until`."""
+
+    until: int
+    after: int | None = None
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,6 +65,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     epoch: int
     batch: int
     digest: str | None = None
+    range: RangeBody | None = None
 
 
 class _OpenBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,7 +95,19 @@ def batch_of(body: BatchBody, request: Request, limits: Limits) -> WriterBatch:
         digest,
         access.name_of(principal),
         access.overrides(principal),
+        None if body.range is None else _range(body.range),
     )
+
+
+def _range(body: RangeBody) -> PositionRange:
+    after = NO_POSITION if body.after is None else body.after
+    if not NO_POSITION <= after <= body.until <= parsing.INTEGER_MAX:
+        raise bad(
+            "writer_invalid",
+            "writer.range has the positions after and until, integers from -1 to 2^53-1, the"
+            " first not above the second",
+        )
+    return PositionRange(body.after, body.until)
 
 
 def _query(text: str, name: str, limits: Limits) -> str:
@@ -128,14 +155,32 @@ class Writers:
         return _opened(await answered)
 
     async def show(self, request: Request, raw: bytes) -> Answer:
+        found = await self._find(request, self._name(raw))
+        return found if isinstance(found, Response) else _json(shown(found))
+
+    async def history(self, request: Request, raw: bytes) -> Answer:
         name = self._name(raw)
+        parameters = Parameters(request, once=("after", "limit"), repeatable=())
+        before = parameters.integer(
+            "after", "after_invalid", least=0, most=parsing.INTEGER_MAX, default=None
+        )
+        limit = list_limit(parameters, self._limits)
+        found = await self._find(request, name)
+        if isinstance(found, Response):
+            return found
+        page = await self._lists.list_writer_history(name, before=before, limit=limit)
+        following = None if page.next is None else page.next[0]
+        return _json({"batches": [_shown_batch(one) for one in page.entries], "next": following})
+
+    async def _find(self, request: Request, name: str) -> Writer | Response:
+        """The writer, if there is one that the principal may see."""
         found = await self._store.find_writer(name)
         principal = request.principal
         if not isinstance(found, Writer):
             return refusal(found) if isinstance(found, WriterMissing) else rendering.failed(found)
         if not may_use(found, access.name_of(principal), overrides=access.overrides(principal)):
             return refusal(WriterMissing())
-        return _json(shown(found))
+        return found
 
     async def forget(self, request: Request, raw: bytes) -> Answer:
         name = self._name(raw)
@@ -171,7 +216,16 @@ def shown(writer: Writer) -> dict[str, object]:
     return writer._asdict()
 
 
-def refusal(outcome: WriterRefusal, *, missing_status: int = 404) -> Response:
+def _shown_batch(published: PublishedBatch) -> dict[str, object]:
+    return published._asdict() | {"range": shown_range(published.range)}
+
+
+def shown_range(read: PositionRange | None) -> dict[str, int | None] | None:
+    """The positions that a batch was read from, as they are answered."""
+    return None if read is None else read._asdict()
+
+
+def refusal(outcome: BatchRefusal, *, missing_status: int = 404) -> Response:
     """Why something is not done in the name of a writer."""
     match outcome:
         case WriterMissing():
@@ -201,6 +255,34 @@ def refusal(outcome: WriterRefusal, *, missing_status: int = 404) -> Response:
                 f"the current run of this writer has epoch {epoch}: stop, another one writes now",
             )
             return _with(problem, epoch=epoch)
+        case WriterRangeMismatch(batch, published, sent):
+            problem = refused(
+                409,
+                "writer_range_mismatch",
+                "Batch of another range",
+                f"batch {batch} was published from {_said(published)}, and this one was read from"
+                f" {_said(sent)}: nothing was written. The record of progress is older than what"
+                " was published (a restored checkpoint): go on with the newest one, or read from"
+                " where the published batches end, under another name",
+            )
+            ranges = {"published": shown_range(published), "sent": shown_range(sent)}
+            return _with(problem, batch=batch, **ranges)
+        case WriterHistoryGone(batch):
+            problem = refused(
+                409,
+                "writer_history_gone",
+                "Batch older than the history",
+                f"the writer came to batch {batch}, and its history does not tell what was"
+                " published under this number (writer_history_max): nothing was written. Go on"
+                " with the newest record of progress, or read from where the published batches"
+                " end, under another name",
+            )
+            return _with(problem, batch=batch)
+
+
+def _said(read: PositionRange) -> str:
+    begin = "its start" if read.after is None else f"position {read.after}"
+    return f"the positions after {begin} up to {read.until}"
 
 
 def _opened(outcome: WriterOpenOutcome | Failure) -> Response:

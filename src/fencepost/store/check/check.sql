@@ -57,6 +57,19 @@ SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
 -- name: writers
 SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORDER BY name
 
+-- name: writer_history
+-- What writers published, with what each of them says of its newest batch.
+SELECT h.name, h.batch, h.range_after, h.range_until, h.digest, h.published_ms, w.name, w.batch,
+       w.digest
+FROM writer_history h LEFT JOIN writers w ON w.name = h.name ORDER BY h.name, h.batch
+
+-- name: writers_without_history
+-- Writers whose newest batch is not in their history.
+SELECT w.name, w.batch FROM writers w
+WHERE w.batch IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM writer_history h WHERE h.name = w.name AND h.batch = w.batch)
+ORDER BY w.name
+
 -- name: large_commits
 SELECT first, last, state FROM large_commits ORDER BY first
 

@@ -289,6 +289,11 @@ class Checker:
         next_position, _, last_ms = self._counters
         if "writers" in self._tables:
             check_writers(self._report, self._rows("writers"), last_ms)
+        if "writer_history" in self._tables:
+            check_writer_history(self._report, self._rows("writer_history"), last_ms)
+            for name, batch in self._rows("writers_without_history"):
+                detail = f"it published batch {batch}, which is not in its history"
+                self._report.add("writer_history_wrong", f"writer {name}", detail)
         if "large_commits" in self._tables:
             LargeCommitCheck(self._report, self._rows).run(next_position)
 
@@ -367,6 +372,28 @@ def check_writers(report: Report, writers: Iterable[Row], last_ms: int) -> None:
         if not opened_ms <= updated_ms <= last_ms:
             detail = f"opened {opened_ms}, used {updated_ms}, now {last_ms}"
             report.add("writer_time_wrong", where, detail)
+
+
+def check_writer_history(report: Report, history: Iterable[Row], last_ms: int) -> None:
+    """What writers published agrees with the writers, and with itself."""
+    for name, batch, after, until, digest, published_ms, writer, last, last_digest in history:
+        report.counts["writer_batches"] += 1
+        where = f"batch {batch} of writer {name}"
+        if writer is None:
+            report.add("writer_history_wrong", where, "there is no such writer")
+        elif last is None or batch > last:
+            report.add("writer_history_wrong", where, f"the writer says that it came to {last}")
+        elif batch == last and digest != last_digest:
+            detail = f"its digest is {digest!r}, and the writer says {last_digest!r}"
+            report.add("writer_history_wrong", where, detail)
+        if batch < 0 or published_ms > last_ms:
+            detail = f"published {published_ms}, now {last_ms}"
+            report.add("writer_history_wrong", where, detail)
+        if until is None and after is None:
+            continue
+        if until is None or not -1 <= (-1 if after is None else after) <= until:
+            detail = f"read from the positions after {after} up to {until}"
+            report.add("writer_history_wrong", where, detail)
 
 
 class LargeCommitCheck:

@@ -42,6 +42,7 @@ class CommitCopy:
             streams_max=STREAMS_MAX,
             producers_max=STREAMS_MAX,
             key_retention_ms=like.key_retention_ms,
+            writer_history_max=like.writers.history_max,
             exact_deadlines=like.exact_deadlines,
             counters=numbers,
         )

@@ -40,7 +40,7 @@ from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import START
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer
-from fencepost.protocol.writers import Writer
+from fencepost.protocol.writers import NextBatch
 from fencepost.store.large.copies import CommitCopy, Numbers, SnapshotLoader
 from fencepost.store.large.slices import CERTAIN, slice_of
 from fencepost.store.sql import Connection
@@ -72,7 +72,7 @@ class LargeDecision(ABC):
         request: Commit,
         *,
         new_streams: int,
-        writer: Writer | None,
+        writer: NextBatch | None,
         messages: int = 0,
     ) -> None:
         self._decider = decider
@@ -189,7 +189,7 @@ class LargeDecision(ABC):
             for append, before, decided in self._tries if self._refused is not None else ():
                 self._decider.claims.tell(append, before, decided, self._now_ms)
             if isinstance(outcome, CommittedInSlices) and self._writer is not None:
-                self._decider.ledger.writers.save(self._decider.group, self._writer)
+                self._decider.ledger.writers.publish(self._decider.group, self._writer)
             return outcome
         # Every append was accepted, so the positions that were counted are those that were used.
         assert self.copy.ledger.next_position == self.first + self._messages
@@ -259,7 +259,7 @@ class LargeDecision(ABC):
         """What is kept of the commit as a whole."""
         request = self._request
         if self._writer is not None:
-            ledger.writers.save(group, self._writer)
+            ledger.writers.publish(group, self._writer)
         if request.key is not None:
             record = KeyRecord(request.digest, START, START, False, self._last, self._now_ms)
             self._packed += [self._packer.compress(b"]}"), self._packer.flush()]
@@ -282,7 +282,7 @@ class SlicedDecision(LargeDecision):
         slices: Callable[[], Iterable[list[CommitItem]]],
         *,
         new_streams: int,
-        writer: Writer | None,
+        writer: NextBatch | None,
     ) -> None:
         self._snapshot = SnapshotLoader(state)
         super().__init__(decider, self._snapshot, request, new_streams=new_streams, writer=writer)

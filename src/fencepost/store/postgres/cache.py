@@ -48,6 +48,7 @@ _NOT_IN_A_LEDGER = frozenset(
         # A ledger forgets staged parts, writers and whole commits whenever another node wrote.
         *("save_part", "save_chunk", "commit_part", "drop_part", "drop_chunks"),
         *("save_writer", "forget_writer"),
+        *("save_writer_batch", "trim_writer_history", "drop_writer_history"),
         # No ledger has any of these.
         *("stir", "take_lead", "leave_lead", "save_secret", "save_followed", "save_bucket"),
         *("insert_subscription", "save_wake", "delete_subscription"),

@@ -160,6 +160,24 @@ ON CONFLICT (name) DO UPDATE SET
 -- name: forget_writer
 DELETE FROM writers WHERE name = $1
 
+-- name: find_writer_batch
+SELECT batch, range_after, range_until, digest, published_ms
+FROM writer_history WHERE name = $1 AND batch = $2
+
+-- name: save_writer_batch
+INSERT INTO writer_history (name, batch, range_after, range_until, digest, published_ms)
+VALUES ($1, $2, $3, $4, $5, $6)
+
+-- name: trim_writer_history
+-- So many of the newest batches stay.
+DELETE FROM writer_history
+WHERE name = $1 AND batch <= (
+    SELECT batch FROM writer_history WHERE name = $1 ORDER BY batch DESC LIMIT 1 OFFSET $2
+)
+
+-- name: drop_writer_history
+DELETE FROM writer_history WHERE name = $1
+
 -- name: find_streams
 -- Several streams at once, by their paths.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,

@@ -1,4 +1,4 @@
-"""Lists of streams, producers, keys and writers, page by page.
+"""Lists of streams, producers, keys, writers and what writers published, page by page.
 
 A page begins after a key and looks at a bounded number of candidates. A pattern narrows the range
 of the index by what all its matches begin with; the rest is compared path by path. A page that has
@@ -16,15 +16,18 @@ from fencepost.protocol.globs import Glob, literal_prefix
 from fencepost.protocol.logs import next_text, text_range
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
-from fencepost.protocol.writers import Writer
+from fencepost.protocol.writers import PublishedBatch, Writer
 from fencepost.store.large.locks import Holds
 from fencepost.store.log_contract import ListedKey, ListedProducer, ListedStream, Page
 from fencepost.store.read.chunks import Readers
 from fencepost.store.read.log_selection import end_of
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.writers import published_batch
 
 CANDIDATES_MAX = 10_000
 """Streams, or producers, that one page looks at."""
+_BATCHES_END = 1 << 53
+"""Above every number of a batch."""
 
 
 class SqlLists:
@@ -63,6 +66,13 @@ class SqlLists:
     ) -> Page[Writer]:
         return await self._readers.run(
             partial(writers, glob=glob, owner=owner, after=after, limit=limit)
+        )
+
+    async def list_writer_history(
+        self, name: str, *, before: int | None, limit: int
+    ) -> Page[PublishedBatch]:
+        return await self._readers.run(
+            partial(writer_history, name=name, before=before, limit=limit)
         )
 
 
@@ -251,3 +261,13 @@ def writers(
             if len(rows) <= limit:
                 return Page(page, None)
             looked_at = rows[-1][0]
+
+
+def writer_history(
+    connection: Connection, name: str, before: int | None, limit: int
+) -> Page[PublishedBatch]:
+    """A page of what a writer published, the newest batch first."""
+    bound = _BATCHES_END if before is None else before
+    rows = _run(connection, "writer_history_before", name=name, before=bound, limit=limit + 1)
+    page = [published_batch(row) for row in rows[:limit]]
+    return Page(page, (str(page[-1].batch),) if len(rows) > limit else None)

@@ -53,7 +53,9 @@ from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncati
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import (
     BatchDone,
-    Writer,
+    BatchRefusal,
+    NextBatch,
+    WriterBatch,
     WriterForgetOutcome,
     WriterForgotten,
     WriterMissing,
@@ -136,9 +138,9 @@ class Counts:
 
 
 class Admitted(NamedTuple):
-    """A commit whose appends may be looked at, and its writer as it then will be."""
+    """A commit whose appends may be looked at, and what its writer then publishes."""
 
-    writer: Writer | None
+    writer: NextBatch | None
 
 
 class Decider:
@@ -161,6 +163,7 @@ class Decider:
             streams_max=settings.streams_cached_max,
             producers_max=settings.producers_cached_max,
             key_retention_ms=settings.key_retention_s * 1000 or None,
+            writer_history_max=settings.writer_history_max,
             exact_deadlines=exact_deadlines,
         )
         self.claims = Claims(connection)
@@ -316,7 +319,7 @@ class Decider:
             self.claims.take_over(draft.standings)
         if writer is not None and isinstance(outcome, Committed | CommitDuplicate):
             # Appends that were made before, by their producers' numbers, publish the batch as well.
-            self.ledger.writers.save(self.group, writer)
+            self.ledger.writers.publish(self.group, writer)
         for append, before, decided in draft.audited(outcome):
             self.claims.tell(append, before, decided, now_ms)
         return outcome
@@ -325,9 +328,8 @@ class Decider:
         """What is known of a commit before its appends are looked at."""
         writer = None
         if request.writer is not None:
-            current = self.ledger.writers.find(request.writer.name)
-            decided = decide_writer_batch(current, request.writer, now_ms=now_ms)
-            if not isinstance(decided, Writer):
+            decided = self._writer_batch(request.writer, now_ms)
+            if not isinstance(decided, NextBatch):
                 if isinstance(decided, BatchDone):
                     self.counts.replays += 1
                     self.counts.mismatches += decided.matches is False
@@ -344,6 +346,15 @@ class Decider:
             if too_fast is not None:
                 return CommitRefused(0, too_fast)
         return Admitted(writer)
+
+    def _writer_batch(
+        self, request: WriterBatch, now_ms: int
+    ) -> NextBatch | BatchDone | BatchRefusal:
+        writers = self.ledger.writers
+        current, published = writers.find(request.name), None
+        if current is not None and current.batch is not None and request.batch <= current.batch:
+            published = writers.find_batch(request.name, request.batch)
+        return decide_writer_batch(current, request, published=published, now_ms=now_ms)
 
     def _keep_commit(self, request: Commit, draft: Draft, outcome: Committed, now_ms: int) -> None:
         group = self.group
@@ -409,7 +420,10 @@ class Decider:
         if isinstance(outcome, WriterOpened):
             if current is None and writers.count >= self.settings.writers_max:
                 return WritersFull(self.settings.writers_max)
-            writers.save(self.group, outcome.writer)
+            if current is None or current.query == request.query:
+                writers.save(self.group, outcome.writer)
+            else:
+                writers.begin_anew(self.group, outcome.writer)
         return outcome
 
     def forget_writer(self, name: str, owner: str | None) -> WriterForgetOutcome:

@@ -36,7 +36,7 @@ from fencepost.store.write.groups import Groups
 from fencepost.store.write.keys import KeyLedger, KeyPlace
 from fencepost.store.write.loader import Loader
 from fencepost.store.write.staging import ROW_BYTES, Changes, Staging
-from fencepost.store.write.writers import Writers
+from fencepost.store.write.writers import HistoryChanges, Writers
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
 NO_DATA: tuple[Any, ...] = (None, None, None)
@@ -95,6 +95,7 @@ class LedgerGroup:
         "created",
         "entries",
         "groups",
+        "histories",
         "inserts",
         "key_rows",
         "keys",
@@ -125,6 +126,7 @@ class LedgerGroup:
         self.unshown: set[int] = set()  # streams that got data which is not in `parts`
         self.staging: Changes | None = None
         self.writers: dict[str, Writer | None] = {}
+        self.histories: dict[str, HistoryChanges] = {}
         # Groups, targets and parked events, as this group leaves them:
         self.groups: dict[int, Group | None] = {}
         self.leases: dict[int, dict[str, Target | None]] = {}
@@ -164,6 +166,7 @@ class Ledger(KeyLedger):
         streams_max: int,
         producers_max: int,
         key_retention_ms: int | None = None,
+        writer_history_max: int = 10_000,
         exact_deadlines: bool = False,
         counters: Row | None = None,
     ) -> None:
@@ -184,7 +187,7 @@ class Ledger(KeyLedger):
         self._committed = 0
         self.next_position = self.next_stream = self.last_ms = 0
         self.staging = Staging(loader, self._pending)
-        self.writers = Writers(loader.connection, self._pending)
+        self.writers = Writers(loader.connection, self._pending, history_max=writer_history_max)
         self.groups = Groups(loader.groups, self._pending)
         self.reset(counters)
 
