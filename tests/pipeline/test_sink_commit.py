@@ -100,7 +100,7 @@ def test_a_replay_that_was_planned_before_its_batch_was_published_is_a_duplicate
 def test_a_batch_that_comes_again_with_other_rows_is_counted_and_warned_of(
     server: ServerProcess, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver = Driver(server, tmp_path, stream=name)
+    driver = Driver(server, tmp_path, stream=name, onReplayMismatch="warn")
     driver.write(0, ["1", "2"])
     before = writer_metrics(server)
 

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import fencepost
+from fencepost.pipeline.recovery import recovery
 from tests.pipeline.sink_support import messages
 from tests.serving import ServerProcess
 
@@ -33,6 +34,7 @@ class Query:
         self._server = server
         self.name = name
         self.checkpoint = folder / "checkpoint"
+        self.start = "earliest"
         self.options: dict[str, str] = {"stream": f"{name}/out", "autoCreate": "true"}
 
     def feed(self, *numbers: int) -> None:
@@ -49,7 +51,7 @@ class Query:
             self._spark.readStream.format("fencepost")
             .option("url", self._server.url)
             .option("stream", f"{self.name}/in")
-            .option("startingPosition", "earliest")
+            .option("startingPosition", self.start)
             .option("maxRowsPerTrigger", 2)
             .load()
             .select(F.col("value").cast("string").alias("value"))
@@ -107,6 +109,37 @@ def test_a_replay_with_other_rows_fails_the_query_if_asked_to(query: Query) -> N
         query.run(lambda rows: rows.where("value != '2'"))
 
     assert query.output() == [1, 2]
+
+
+def test_a_restored_older_checkpoint_fails_the_query_instead_of_losing_rows(
+    query: Query, server: ServerProcess
+) -> None:
+    """Batch 1 is planned over more rows than the published batch 1 had: 4 would be lost.
+
+    The options that the recovery gives go on behind what was published.
+    """
+    query.feed(1, 2)
+    query.run()
+    shutil.copytree(query.checkpoint, query.checkpoint.with_name("older"))
+    query.feed(3)
+    query.run()
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(query.checkpoint.with_name("older"), query.checkpoint)
+    query.feed(4)
+
+    with pytest.raises(PySparkException, match="writer_range_mismatch"):
+        query.run()
+    failed = query.output()
+    with fencepost.connect(server.url) as client:
+        found = recovery(client, query.options["stream"])
+    query.checkpoint = query.checkpoint.with_name("new")
+    query.options["allowNewCheckpoint"] = found.sink_options["allowNewCheckpoint"]
+    query.start = found.source_options["startingPosition"]
+    query.run()
+
+    assert failed == [1, 2, 3]
+    assert found.batch == 1
+    assert query.output() == [1, 2, 3, 4]
 
 
 def test_a_deleted_checkpoint_is_refused_until_it_is_allowed(query: Query) -> None:

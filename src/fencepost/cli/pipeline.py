@@ -1,7 +1,7 @@
-"""`fencepost pipeline`: audits, tables, sweeps and lag, as Spark jobs that end with an exit code.
+"""`fencepost pipeline`: audits, tables, sweeps, lag and recovery, with exit codes.
 
-Each command starts Spark, runs a function of `fencepost.pipeline` and shows what it gave back. How
-Spark is started and what is said of its failures is in `pipeline_spark.py`.
+Each command starts Spark if it needs it, runs a function of `fencepost.pipeline` and shows what it
+gave back. How Spark is started and what is said of its failures is in `pipeline_spark.py`.
 """
 
 from __future__ import annotations
@@ -142,6 +142,39 @@ def lag(
         )
         columns = ("place", "kind", "streams", "batch", "position", "messages behind", "bytes")
         show_table(columns, rows, empty="no consumers")
+
+
+@app.command("recover")
+def recover(
+    sink: Annotated[str, typer.Argument(help="The sinkName of the query; its stream by default.")],
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how to go on when a checkpoint is lost or old. Needs no Spark, changes nothing.
+
+    Examples:
+
+      fencepost pipeline recover orders/by-day
+      fencepost pipeline recover orders/by-day --json | jq .source_options
+    """
+    with talking(url, token, as_json=as_json) as client:
+        from fencepost.pipeline.recovery import recovery
+
+        found = recovery(client, sink)
+        if as_json:
+            show_lines([found])
+            return
+        begin = "its start" if found.after is None else found.after
+        facts = {
+            "sink": found.sink,
+            "query": found.query,
+            "last batch": found.batch,
+            "read from": f"the positions after {begin} up to {found.until}",
+        }
+        for kind, options in (("source", found.source_options), ("sink", found.sink_options)):
+            facts |= {f"{kind} option {name}": value for name, value in options.items()}
+        show_facts(facts)
 
 
 app.command("table")(table)

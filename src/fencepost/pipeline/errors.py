@@ -77,7 +77,18 @@ class ForgottenWriterError(SinkError):
 
 
 class ReplayMismatchError(SinkError):
-    """A batch came again with other rows, and `onReplayMismatch` is fail. Nothing was changed."""
+    """A batch came again with other rows, and `onReplayMismatch` is fail. Nothing was changed.
+
+    `fail` is the default where the positions that the batch was read from are not known.
+    """
+
+
+class OldCheckpointError(SinkError):
+    """The checkpoint is older than what was published under its batch numbers.
+
+    Nothing was written: to take the batch as written would lose rows. Start the query with its
+    newest checkpoint, or with a new one behind the last published batch.
+    """
 
 
 class SinkNameUsedError(SinkError):

@@ -22,16 +22,20 @@ from fencepost.client.errors import (
     StreamNotFoundError,
     TooLargeError,
     WriterFencedError,
+    WriterHistoryGoneError,
     WriterNotFoundError,
     WriterQueryChangedError,
+    WriterRangeMismatchError,
 )
 from fencepost.client.operations import CommitAppend, WriterBatch
 from fencepost.client.results import Committed, WriterInfo
 from fencepost.client.sync import Client
+from fencepost.pipeline.checkpoints import batch_range
 from fencepost.pipeline.errors import (
     CommitTooLargeError,
     ForgottenWriterError,
     MissingStreamError,
+    OldCheckpointError,
     ReplayMismatchError,
     SinkError,
     SinkNameUsedError,
@@ -63,6 +67,10 @@ COMMIT_PARTS_MAX = 100_000
 """Parts of one batch: tasks times the streams each of them writes to."""
 COMMIT_BYTES_MAX = 64 << 30
 """Payload bytes of one batch."""
+RECOVER = (
+    "Start the query with its newest checkpoint. If that is lost, `fencepost pipeline recover`"
+    " shows the options from which nothing is lost or written twice"
+)
 SMALLER = (
     "set maxRowsPerTrigger (or maxBytesPerTrigger) of the source lower, so that batches shrink"
 )
@@ -186,6 +194,7 @@ def _commit_as(
             epoch=note.epoch,
             batch=identity.batch,
             digest=digest_text(sums),
+            range=batch_range(options.checkpoint, identity.batch),
         )
         done = (
             _replay(client, options, batch, sums)
@@ -194,7 +203,8 @@ def _commit_as(
         )
         new = not done.duplicate
         if not new:
-            _report_replay(options, identity, done.match, file)
+            is_known = batch.range is not None and done.range is not None
+            _report_replay(options, identity, done.match, file, is_range_known=is_known)
         note.batch, note.write = identity.batch, write
         file.save()
     return new
@@ -266,8 +276,8 @@ def _take_epoch(
     if reached is not None and identity.batch < reached:
         log.warning(
             "the checkpoint of query %s is behind: it goes on with batch %d, and sink %r has"
-            " published up to batch %d. Batches up to that one are taken as written; if the"
-            " checkpoint was restored and the batches are cut otherwise now, rows may be missing",
+            " published up to batch %d. Batches up to that one are compared with what was"
+            " published, and fail the query if they were read from other positions",
             identity.query,
             identity.batch,
             identity.name,
@@ -307,7 +317,12 @@ def _replay(
 
 
 def _report_replay(
-    options: SinkOptions, identity: Identity, match: bool | None, file: RunFile
+    options: SinkOptions,
+    identity: Identity,
+    match: bool | None,
+    file: RunFile,
+    *,
+    is_range_known: bool,
 ) -> None:
     if match is None or match:
         log.info("batch %d of sink %r was published before", identity.batch, identity.name)
@@ -320,8 +335,8 @@ def _report_replay(
         " stay. A query whose batches are not the same when they are repeated loses the"
         " difference: look for rand(), now(), or a changed transformation"
     )
-    if options.fail_on_mismatch:
-        raise ReplayMismatchError(what)
+    if options.on_mismatch == "fail" or (options.on_mismatch == "auto" and not is_range_known):
+        raise ReplayMismatchError(f"{what}. Is the checkpoint an old one? {RECOVER}")
     log.warning(what)
 
 
@@ -338,6 +353,20 @@ def _explained(
             return new_checkpoint(identity, error.query, error.batch)
         case WriterFencedError() if identity is not None:
             return fenced_run(identity, error.epoch)
+        case WriterRangeMismatchError() if identity is not None:
+            return OldCheckpointError(
+                f"the checkpoint of query {identity.query} is older than what sink"
+                f" {identity.name!r} has published (writer_range_mismatch): batch {identity.batch}"
+                f" was published from the positions {_said(error.published)}, and the checkpoint"
+                f" cuts it from {_said(error.sent)}. Nothing was written. {RECOVER}"
+            )
+        case WriterHistoryGoneError() if identity is not None:
+            return OldCheckpointError(
+                f"the checkpoint of query {identity.query} is older than the history of sink"
+                f" {identity.name!r} (writer_history_gone): it goes on with batch"
+                f" {identity.batch}, and batch {error.batch} was published. Nothing was written."
+                f" {RECOVER}"
+            )
         case WriterNotFoundError() if identity is not None:
             return ForgottenWriterError(
                 f"the record of sink {identity.name!r} was removed while the query ran: nothing of"
@@ -357,3 +386,9 @@ def _explained(
             )
         case _:
             return error if stream is None else SinkError(f"stream {stream!r}: {error}")
+
+
+def _said(read: Mapping[str, int | None] | None) -> str:
+    found = read or {}
+    after = found.get("after")
+    return f"after {'its start' if after is None else after} up to {found.get('until')}"

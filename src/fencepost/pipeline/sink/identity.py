@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from fencepost.client.results import WriterInfo
+from fencepost.pipeline.checkpoints import local_folder
 from fencepost.pipeline.errors import FencedRunError, NewCheckpointError, OptionError, SinkError
 from fencepost.pipeline.sink.options import SinkOptions
 
@@ -235,10 +236,10 @@ def checkpoint_query(checkpoint: str | None) -> str | None:
 
     Spark writes it before the first batch of a query is planned.
     """
-    place = (checkpoint or "").removeprefix("file://").removeprefix("file:")
-    if not place or "://" in place:
+    folder = local_folder(checkpoint)
+    if folder is None:
         return None
     try:
-        return str(json.loads(Path(place, "metadata").read_text())["id"])
+        return str(json.loads((folder / "metadata").read_text())["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -8,9 +8,12 @@
 | `contentType` | `application/json` | the type of the streams |
 | `autoCreate` | `false` | make streams that are not there |
 | `chunkBytes` | 1 MiB | bytes of one upload, 1 MiB at most |
-| `onReplayMismatch` | `warn` | `fail`: a batch that comes again with other rows fails the query |
+| `onReplayMismatch` | see below | `warn`, `fail`: what other rows in a repeated batch do |
 | `allowNewCheckpoint` | `false` | let a query without its old checkpoint take over the name |
 | `jobId` | | batch writes: a name for this write, so that it happens once |
+
+Without `onReplayMismatch` a batch that comes again with other rows fails the query; but if the
+positions that it was read from are known and the same, it is warned of.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class SinkOptions:
     content_type: str
     auto_create: bool
     chunk_bytes: int
-    fail_on_mismatch: bool
+    on_mismatch: str
+    """`warn` or `fail`; `auto` when the option was not given."""
     allow_new: bool
     job_id: str | None
     columns: tuple[str, ...]
@@ -105,7 +109,11 @@ def sink_options(
         content_type=content_type,
         auto_create=options.flag("autoCreate", False),
         chunk_bytes=chunk_bytes,
-        fail_on_mismatch=options.choice("onReplayMismatch", ("warn", "fail"), "warn") == "fail",
+        on_mismatch=(
+            options.choice("onReplayMismatch", ("warn", "fail"), "warn")
+            if "onReplayMismatch" in options
+            else "auto"
+        ),
         allow_new=options.flag("allowNewCheckpoint", False),
         job_id=None if streaming else _path(options, "jobId"),
         columns=payload,
