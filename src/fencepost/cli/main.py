@@ -55,6 +55,7 @@ def build(only: str | None = None) -> typer.Typer:
             function = name.replace("-", "_")
             app.command(name)(getattr(import_module(f"fencepost.cli.{module}"), function))
     if only is None:
+        app.add_typer(import_module("fencepost.cli.groups").app, name="groups")
         app.add_typer(import_module("fencepost.cli.tokens").app, name="token")
         app.add_typer(import_module("fencepost.cli.pipeline").app, name="pipeline")
     return app
