@@ -297,6 +297,49 @@ async def test_an_unknown_target_is_refused(subject: Subject) -> None:
     assert await ask(subject, parking(group, ("x", 1))) == TargetMissing("x")
 
 
+async def test_a_park_that_names_an_unknown_target_parks_nothing(subject: Subject) -> None:
+    group = await with_work(subject, "orders/1")
+    [row] = await claimed(subject, group)
+
+    refused = await ask(subject, parking(group, ("orders/1", row.work_to), ("x", 1)))
+
+    assert refused == TargetMissing("x")
+    assert await acked(subject, group, row) == "acked"
+
+
+async def test_an_event_that_is_parked_while_it_is_replayed_is_no_work(subject: Subject) -> None:
+    group = await made(subject)
+    first, second = await with_events(subject, "orders/1", "orders/1")
+    found = [Correlated("orders/1", "orders/1", at) for at in (first, second)]
+    group = await correlate(subject, group, *found, until=second)
+    await ask(subject, parking(group, ("orders/1", second)))
+    await ask(subject, parking(group, ("orders/1", second), replay=True))
+
+    await ask(subject, parking(group, ("orders/1", second)))
+
+    [row] = await claimed(subject, group)
+    assert row.replaying == 0
+    assert await acked(subject, group, row) == "acked"
+    assert await claimed(subject, group) == []
+
+
+async def test_a_reset_takes_back_more_parked_events_than_one_page(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.store.write.group_decider.ASIDE_MAX", 1)
+    group = await made(subject)
+    positions = await with_events(subject, "orders/1", "orders/1", "orders/1")
+    found = [Correlated("orders/1", "orders/1", at) for at in positions]
+    group = await correlate(subject, group, *found, until=positions[-1])
+    for position in positions:
+        await ask(subject, parking(group, ("orders/1", position)))
+
+    await ask(subject, operating(group, "reset", "orders/1"))
+
+    claim = a(ClaimDone, await ask(subject, claiming(group)))
+    assert claim.group.parked_count == 0
+
+
 async def test_a_claim_passes_over_what_its_worker_may_not_read(subject: Subject) -> None:
     group = await with_work(subject, *PATHS)
 

@@ -445,8 +445,7 @@ class GroupDecider:
     def _store_operated(self, group: Group, request: Operate, row: Target) -> None:
         changes, groups = self._open_group(), self._groups
         if request.operation == "reset":
-            events = groups.parked_of(group.id, row.target, row.at, ASIDE_MAX)
-            gone = [event for event in events if unparked_by_reset(row, event)]
+            gone = self._parked_behind(group, row)
             for event in gone:
                 groups.drop_parked(changes, group.id, row.target, event.position)
             replayed = sum(event.replaying for event in gone)
@@ -459,6 +458,17 @@ class GroupDecider:
             return
         groups.save(changes, group.id, row)
 
+    def _parked_behind(self, group: Group, row: Target) -> list[Parked]:
+        """All parked events that a reset target gets again in its order, read page by page."""
+        found: list[Parked] = []
+        after = row.at
+        while True:
+            page = self._groups.parked_of(group.id, row.target, after, ASIDE_MAX)
+            found += [event for event in page if unparked_by_reset(row, event)]
+            if len(page) < ASIDE_MAX:
+                return found
+            after = page[-1].position
+
     def _park(self, group: Group, request: ParkEvents, now_ms: int) -> Changed | TargetMissing:
         """Set events aside; a filter parks the event that each of its targets failed on."""
         events = list(request.events or ())
@@ -470,23 +480,31 @@ class GroupDecider:
                 if row.failed is not None
                 and request.filter.matches(row.target, row.source, row.lane, blocked=row.blocked)
             ]
+        # Every name is looked up before the first event is set aside: a refusal changes nothing.
+        for name, _ in events:
+            if self._groups.find(group.id, name) is None:
+                return TargetMissing(name)
         changed: list[str] = []
         for name, position in events:
             found = self._groups.find(group.id, name)
             if found is None:
-                return TargetMissing(name)
+                continue  # The row of a message went with the event before this one.
             group = self._groups.find_group(group.name) or group
             decision = decide_park(group, found, position=position, now_ms=now_ms)
             if decision is None or group.parked_count >= self._limits.parked_max:
                 continue
             changes = self._open_group()
             known = self._groups.find_parked(group.id, name, position)
+            row = decision.row
+            if row is not None and known is not None and known.replaying:
+                # The event no longer waits to be replayed, so it is no work of the target.
+                row = row._replace(replaying=max(0, row.replaying - 1))
             self._groups.save_parked(changes, group.id, decision.event)
-            if decision.row is None:
+            if row is None:
                 self._groups.drop(changes, group.id, name)
             else:
-                self._groups.save(changes, group.id, decision.row)
-            self._recount(group, targets=-(decision.row is None), parked=known is None)
+                self._groups.save(changes, group.id, row)
+            self._recount(group, targets=-(row is None), parked=known is None)
             changed.append(name)
         return Changed(changed, None, len(changed))
 
