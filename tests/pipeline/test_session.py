@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 import fencepost
 from fencepost.pipeline import java, register, session
 from fencepost.pipeline.errors import JavaError, SessionError, SparkMissingError
-from fencepost.pipeline.sessions import check_home
+from fencepost.pipeline.sessions import check_home, fits_sockets
 from tests.pipeline.reading_support import values
 from tests.serving import ServerProcess
 
@@ -118,6 +118,11 @@ def test_scripts_are_told_the_home_of_the_java_that_was_found(tmp_path: Path) ->
     assert by_path.stdout == f"{tmp_path / 'on-the-path'}\n"
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr.startswith("fencepost: JAVA_HOME is")
+
+
+def test_a_folder_with_a_long_path_takes_no_sockets() -> None:
+    assert fits_sockets("/tmp/fencepost")
+    assert not fits_sockets("/tmp/" + "deep/" * 20)
 
 
 def test_a_java_home_that_does_not_work_is_refused_and_not_passed_over(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fencepost.pipeline import session
+from fencepost.pipeline.sessions import fits_sockets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,6 +128,7 @@ def main() -> None:
             "spark.ui.enabled": False,
             "spark.local.dir": scratch,
             "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch}",
+            "spark.python.unix.domain.socket.enabled": fits_sockets(scratch),
         },
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -53,6 +53,16 @@ _LOCAL_ONLY: dict[str, str] = {
 }
 
 
+SOCKET_PATH_BYTES_MAX = 103
+"""The longest path of a socket that Linux (107) and macOS (103) take."""
+
+
+def fits_sockets(folder: str) -> bool:
+    """Whether Spark can put its sockets, which it names by a UUID, into this folder."""
+    longest = os.path.join(folder, ".00000000-0000-0000-0000-000000000000.sock")
+    return len(os.fsencode(longest)) <= SOCKET_PATH_BYTES_MAX
+
+
 def session(
     app: str = "fencepost",
     *,
