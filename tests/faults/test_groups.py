@@ -65,6 +65,11 @@ def is_drained(stats: dict[str, Any]) -> bool:
     return states == {**dict.fromkeys(states, 0), "idle": STREAMS}
 
 
+def is_handled(client: fencepost.Client, events: int) -> bool:
+    """Whether so many events have effects. Targets are idle too before their work is correlated."""
+    return len(list(client.stream(f"{GROUP}-out").read())) >= events
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not holds():
@@ -100,9 +105,11 @@ def test_every_effect_happens_once_although_workers_and_server_die(
                     server.kill()
                     server.start()
             # The frozen worker is woken when the others have taken all that it held.
+            wait_until(lambda: is_handled(client, STREAMS * EACH))
             wait_until(lambda: is_drained(group.stats()))
             crew.wake()
             client.stream("in/0").append(STREAMS * EACH)
+            wait_until(lambda: is_handled(client, STREAMS * EACH + 1))
             wait_until(lambda: is_drained(group.stats()))
         finally:
             crew.wake()
