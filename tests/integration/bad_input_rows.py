@@ -350,7 +350,7 @@ CONDITIONS = [
     post("If-None-Match twice", "header_repeated", TEXT, *["If-None-Match: *"] * 2),
     post("If-None-Match an offset", "if_none_match_invalid", TEXT, 'If-None-Match: "x"'),
     post("If-None-Match empty", "if_none_match_invalid", TEXT, "If-None-Match:"),
-    post("Lease-Token, and no leases", "header_unexpected", TEXT, "Lease-Token: 7"),
+    post("Lease-Token that is forged", "lease_invalid", TEXT, "Lease-Token: 7"),
     post("If-None-Match of a full stream", "tail_moved", TEXT, "If-None-Match: *", status=412),
     post("both conditions", "precondition_conflict", TEXT, AT_START, "If-None-Match: *"),
     post("Producer-If without a point", "producer_if_invalid", TEXT, *PRODUCER, "Producer-If: 5"),
