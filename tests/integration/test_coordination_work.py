@@ -357,7 +357,7 @@ def test_what_is_handed_in_wrongly_is_told_before_anything_is_claimed(
 
 
 def an_async_stream() -> object:
-    return fencepost.AsyncStream(wrong(None), "jobs", "application/json")
+    return fencepost.connect_async("http://127.0.0.1:1").stream("jobs")
 
 
 async def test_a_sync_stream_in_an_async_class_is_told(jobs: Stream) -> None:
