@@ -13,7 +13,7 @@ import math
 import os
 from collections import deque
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from fencepost.client.effects import Call, Channel, Effect, Next, Open, Operation, Send, Shut, Sleep
 from fencepost.client.errors import (
@@ -48,8 +48,15 @@ class AsyncStop:
         self._event = asyncio.Event()
         self._clock = clock
         self._ends_ms = None if seconds is None else clock.monotonic_ms() + seconds * 1000
-        self.connection: AsyncConnection | None = None
-        """The connection that is waited for now."""
+        self._waited_for: ref[AsyncConnection] | None = None
+
+    def waits_for(self, connection: AsyncConnection | None) -> None:
+        """Remember the connection that is waited for now.
+
+        Weakly: in a cycle of the two the collector could end the socket before its owner closes
+        it, with a ResourceWarning in whatever code runs then.
+        """
+        self._waited_for = None if connection is None else ref(connection)
 
     def is_over(self) -> bool:
         """Whether the reading was closed or its time is up."""
@@ -64,7 +71,7 @@ class AsyncStop:
     def set(self) -> None:
         """Stop now, also in the middle of a wait."""
         self._event.set()
-        connection = self.connection
+        connection = None if self._waited_for is None else self._waited_for()
         if connection is not None:
             connection.interrupt()
 
@@ -161,7 +168,7 @@ class AsyncConnection:
         seconds = self._seconds
         if self.stop is not None:
             # Noted before it is looked at: a stop that comes in between finds the connection.
-            self.stop.connection = self
+            self.stop.waits_for(self)
             if self.stop.is_over():
                 raise ConnectionFailedError("the reading was stopped", sent=True, final=True)
             seconds = min(seconds, self.stop.remaining())
@@ -263,7 +270,8 @@ class AsyncDriver:
             raise
         finally:
             if stop is not None:
-                connection.stop = stop.connection = None
+                connection.stop = None
+                stop.waits_for(None)
         if self._closed or len(self._idle) >= IDLE_MAX or not connection.reusable:
             await connection.close()
         else:
