@@ -22,7 +22,7 @@ from tests.serving import ServerProcess
 STREAMS = 8_000
 READING_S_MAX = 5.0
 """The aim is 0.05 on a machine of its own; with seven times as many busy processes as cores, reads
-from PostgreSQL took up to 2.5 s. Before, each read took more than 30 s."""
+from PostgreSQL took up to 2.5 s. Before, a read timed out after 30 s."""
 SCANNING_S_MAX = 8.0
 """A reading of the log waits for a slice of the other principal; it waited half a minute before."""
 

@@ -30,8 +30,9 @@ def connect(
         params: Added to every query string; values may be functions as well.
         timeouts: Seconds that connecting and answers may take.
         retries: How often and how long a request that may be repeated is repeated.
-        on_error: Told of every attempt that failed: it may return `RetryWith(headers=...)` to send
-            the request again, False to give up at once, or None for what happens without it.
+        on_error: Told of every answer that is an error, not of lost connections: it may return
+            `RetryWith(headers=...)` to send the request again, False to
+            give up at once, or None for what happens without it.
         ssl: How to check an https server; the system's certificates by default.
     """
     return Client(_settings(url, token, headers, params, timeouts, retries, on_error, ssl))

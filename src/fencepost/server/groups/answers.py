@@ -113,7 +113,7 @@ def state_of(row: Target, now_ms: int) -> str:
 
 
 def shown_target(row: Target, now_ms: int) -> dict[str, object]:
-    """A target as lists show it. Its token is nobody's business but its worker's."""
+    """A target as lists show it. Only its worker gets its token."""
     return {
         "target": row.target,
         "source": row.source,
