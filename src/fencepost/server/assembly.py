@@ -22,6 +22,7 @@ from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
 from fencepost.server.handlers.operations import Operations
 from fencepost.server.handlers.reads import Reads
+from fencepost.server.handlers.staging import Staging
 from fencepost.server.handlers.streams import Streams
 from fencepost.server.handlers.tokens import KEY_BYTES, TOKEN_SECRET, ReadTokens, Tokens
 from fencepost.server.handlers.writers import Writers
@@ -118,6 +119,7 @@ class Assembly:
         handlers = Handlers(
             streams=Streams(store, reads, settings, tokens, is_authorized=gate is not None),
             commits=Commits(store, settings.limits, tokens, settings.groups),
+            staging=Staging(store, settings.limits),
             groups=groups,
             logs=Logs(opened.logs, store.listen, clock, settings),
             lists=Lists(opened.lists, settings, seal),

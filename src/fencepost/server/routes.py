@@ -20,6 +20,7 @@ from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
 from fencepost.server.handlers.operations import Operations
 from fencepost.server.handlers.parsing import STREAM_ROOT
+from fencepost.server.handlers.staging import Staging
 from fencepost.server.handlers.streams import Streams
 from fencepost.server.handlers.tokens import Tokens
 from fencepost.server.handlers.writers import Writers
@@ -75,6 +76,7 @@ class Handlers(NamedTuple):
 
     streams: Streams
     commits: Commits
+    staging: Staging
     logs: Logs
     lists: Lists
     writers: Writers
@@ -105,8 +107,8 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
         Route(
             "/v1/staging/{part...}",
             "principals",
-            POST=Direct(to.commits.stage),
-            DELETE=Direct(to.commits.unstage),
+            POST=Direct(to.staging.stage),
+            DELETE=Direct(to.staging.unstage),
         ),
         Route("/v1/log", "principals", GET=to.logs.read, HEAD=to.logs.head),
         Route("/v1/log/plan", "principals", GET_or_HEAD=to.logs.plan),

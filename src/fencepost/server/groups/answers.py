@@ -12,8 +12,7 @@ from fencepost.protocol.groups import Group, GroupExists, GroupInvalid, LimitExc
 from fencepost.protocol.leases import BeyondHead, CorrelationMoved, LeaseRef, Parked, Target
 from fencepost.protocol.streams import JSON, media_type
 from fencepost.server.handlers import rendering
-from fencepost.server.handlers.commits import with_fields
-from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.handlers.rendering import BROWSER, refused, with_fields
 from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.store.contract import Failed, Unknown
 from fencepost.store.group_contract import (

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from fencepost.http.messages import Request
-from fencepost.protocol.acks import Ack, Failure
+from fencepost.protocol.acks import Ack, Failure, ReplayResult
 from fencepost.protocol.groups import (
     POSITION_MAX,
     PRIORITY_MAX,
@@ -25,8 +25,9 @@ from fencepost.protocol.groups import (
 )
 from fencepost.protocol.leases import Claim, Correlated, LeaseRef
 from fencepost.protocol.limits import Limits
-from fencepost.server.handlers.commits import error_text, limit_exceeded, replay_result
-from fencepost.server.handlers.parsing import bad, check_path, lease_of
+from fencepost.server.handlers import parsing
+from fencepost.server.handlers.parsing import RefusedError, bad, check_path, lease_of
+from fencepost.server.handlers.rendering import with_fields
 from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.store.group_contract import Operate, Operation, ParkEvents
 
@@ -309,3 +310,27 @@ def _encodable(text: str) -> str:
 
 def _refuse_nul() -> NoReturn:
     raise bad("group_invalid", "texts have no NUL")
+
+
+def replay_result(position: int, error: str | None, limits: GroupLimits) -> ReplayResult:
+    """How a replayed event ended, as a request says it."""
+    if not 0 <= position <= parsing.INTEGER_MAX:
+        raise bad("ack_invalid", "the position of a replayed event is an integer from 0 to 2^53-1")
+    return ReplayResult(position, None if error is None else error_text(error, limits))
+
+
+def limit_exceeded(limit: str, maximum: int) -> RefusedError:
+    """A 413 that names the limit."""
+    detail = f"the request goes past {limit}, which is {maximum}"
+    error = RefusedError(413, "limit_exceeded", "Limit exceeded", detail)
+    error.response = with_fields(error.response, limit=limit)
+    return error
+
+
+def error_text(error: str, limits: GroupLimits) -> str:
+    """The error of a failure, which is kept and shown."""
+    if "\0" in error:
+        raise bad("ack_invalid", "the error of a failure has no NUL")
+    if len(error.encode()) > limits.failure_bytes_max:
+        raise limit_exceeded("failure_bytes_max", limits.failure_bytes_max)
+    return error

@@ -1,9 +1,9 @@
-"""`/v1/commit` and `/v1/staging/{txn}/{part}`: several appends as one, and data for them.
+"""`/v1/commit`: several appends that happen together or not at all.
 
 A commit's body is JSON. Each of its appends says what a POST to its stream would say in headers,
-and brings its data along or names the staged parts that it is made of. The answer to a refused
-commit says which append was refused and why; nothing of the commit has happened then. Parsing comes
-first in this module, the answers after it.
+and brings its data along or names the parts that it is made of (`staging.py` takes those). The
+answer to a refused commit says which append was refused and why; nothing of the commit has happened
+then. Parsing comes first in this module, the answers after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from fencepost.http.messages import Request, Response
 from fencepost.memory import dissolve, paused_collector
-from fencepost.protocol.acks import Ack, ReplayResult
+from fencepost.protocol.acks import Ack
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
 from fencepost.protocol.commits import (
@@ -38,14 +38,12 @@ from fencepost.protocol.commits import (
     ItemOutcome,
     Named,
     Part,
-    PartDropped,
     PartIncomplete,
     PartMismatch,
     PartMissing,
     PartOverfull,
     PartTwice,
     PartUsed,
-    UnstageOutcome,
     describe_commit,
 )
 from fencepost.protocol.groups import GroupLimits
@@ -63,21 +61,21 @@ from fencepost.protocol.writers import (
     WriterRangeMismatch,
 )
 from fencepost.server import access
+from fencepost.server.groups.bodies import ReplayedBody, limit_exceeded, replay_result
 from fencepost.server.handlers import parsing, rendering, writers
 from fencepost.server.handlers.parsing import RefusedError, bad, decoded, rfc3339
-from fencepost.server.handlers.querying import Parameters
-from fencepost.server.handlers.rendering import BROWSER_BLOCK, lease_refused, refused
+from fencepost.server.handlers.rendering import (
+    BROWSER_BLOCK,
+    lease_refused,
+    refused,
+    with_fields,
+)
+from fencepost.server.handlers.staging import commit_too_large, part_refused
 from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.store.contract import (
-    ChunkConflict,
     Failed,
-    PartClosed,
-    Staged,
-    StageOutcome,
     Store,
-    TooManyParts,
     Unknown,
-    Upload,
 )
 
 _NOT_A_COMMIT = ("commit_invalid", "is not a commit")
@@ -115,15 +113,10 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
     lease: str | None = None
 
 
-class _Replayed(msgspec.Struct, forbid_unknown_fields=True):
-    position: int
-    error: str | None = None
-
-
 class _Lease(msgspec.Struct, forbid_unknown_fields=True):
     token: str
     at: int
-    replayed: list[_Replayed] = []
+    replayed: list[ReplayedBody] = []
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -149,7 +142,7 @@ ITEMS_PER_TURN = 128
 
 
 class Commits:
-    """The handlers of commits and staging. They answer from a callback, like an append."""
+    """The handler of commits. It answers from a callback, like an append."""
 
     def __init__(
         self,
@@ -210,21 +203,6 @@ class Commits:
             error.response = at_item(error.response, index)
             raise
 
-    def stage(self, request: Request, answer: Respond, raw: bytes) -> None:
-        if request.repeated:
-            parsing.refuse_repeated(request)
-        access.staging_allowed(request)
-        upload = self._parse_upload(request, raw)
-        self._store.stage(upload, lambda outcome: answer(staged(upload, outcome)))
-
-    def unstage(self, request: Request, answer: Respond, raw: bytes) -> None:
-        if request.repeated:
-            parsing.refuse_repeated(request)
-        access.staging_allowed(request)
-        Parameters(request, once=(), repeatable=())  # it is dropped as a whole
-        part = self._part(request, raw)
-        self._store.unstage(part, lambda outcome: answer(unstaged(outcome)))
-
     def _parse(self, request: Request) -> Commit:
         body: _Body = decoded(_DECODER, request.body, *_NOT_A_COMMIT)
         self._check_counts(len(body.appends), body.writer is not None)
@@ -242,11 +220,11 @@ class Commits:
         if not appends and not has_writer:
             raise bad("commit_empty", "a commit has at least one append, or a writer")
         if appends > self._limits.commit_appends_max:
-            raise _too_large("appends", "commit_appends_max", self._limits.commit_appends_max)
+            raise commit_too_large("appends", "commit_appends_max", self._limits.commit_appends_max)
 
     def _check_parts(self, parts: int) -> None:
         if parts > self._limits.commit_parts_max:
-            raise _too_large("parts", "commit_parts_max", self._limits.commit_parts_max)
+            raise commit_too_large("parts", "commit_parts_max", self._limits.commit_parts_max)
 
     def _commit(
         self,
@@ -373,29 +351,6 @@ class Commits:
         )
         return None if conditions == Conditions() else conditions
 
-    def _part(self, request: Request, raw: bytes) -> Part:
-        """The part that a request is about, as the store knows it."""
-        names = raw.split(b"/")
-        if len(names) != 2:
-            raise bad("staging_path_invalid", "a part is uploaded to /v1/staging/TXN/PART")
-        txn, part = (parsing.stream_path(name, self._limits) for name in names)
-        return Part(access.scope_of(request.principal) + txn, part)
-
-    def _parse_upload(self, request: Request, raw: bytes) -> Upload:
-        named = self._part(request, raw)
-        chunk = Parameters(request, once=("chunk",), repeatable=()).get("chunk")
-        ordinal = 0 if chunk is None else parsing.integer(chunk.encode(), "chunk")
-        if ordinal >= self._limits.part_chunks_max:
-            raise _too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
-        kind = parsing.content_type(request, self._limits)
-        if kind is None:
-            raise bad("content_type_missing", "a part has the Content-Type of its stream")
-        media = media_type(kind)
-        batch = parsing.batch_of(request.body, media, self._limits) if request.body else None
-        if batch is None:
-            raise bad("body_empty", "a chunk holds at least one message")
-        return Upload(named, ordinal, media, batch, digest(media, False, batch.data))
-
 
 def _check_headers(request: Request) -> None:
     if request.repeated:
@@ -416,15 +371,6 @@ def _bounded(value: str | None, name: str, bytes_max: int) -> str | None:
     if value is not None and "\0" in value:
         raise bad("commit_invalid", f"{name} has no NUL: no text that is kept holds one")
     return value
-
-
-def _too_large(what: str, name: str, limit: int) -> RefusedError:
-    return RefusedError(
-        413,
-        "commit_too_large",
-        "Too large",
-        f"at most {limit} {what} ({name}): split the commit, or raise the limit",
-    )
 
 
 def committed(
@@ -508,42 +454,12 @@ def _item_refused(path: str, refusal: ItemOutcome) -> Response:
             return rendering.missing(path)
         case ItemDeleted():
             return rendering.soft_deleted(path)
-        case PartMissing(part):
-            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
-            return refused(409, "part_missing", "No such part", detail)
-        case PartUsed():
-            return _part_used(refusal)
-        case PartIncomplete(part, ordinal):
-            detail = f"{_shown(part)} lacks its chunk {ordinal}"
-            return refused(409, "part_incomplete", "Part incomplete", detail)
-        case PartOverfull(part, chunks, said):
-            detail = f"{_shown(part)} has {chunks} chunks, and the commit says {said}"
-            return refused(409, "part_overfull", "Part overfull", detail)
-        case PartMismatch(part, held, expected):
-            detail = f"{_shown(part)} holds {held}, not {expected}"
-            return refused(409, "part_type_mismatch", "Part type mismatch", detail)
-        case PartTwice(part):
-            detail = f"the commit names {_shown(part)} twice"
-            return refused(400, "part_repeated", "Part repeated", detail)
+        case PartMissing() | PartUsed() | PartIncomplete():
+            return part_refused(refusal)
+        case PartOverfull() | PartMismatch() | PartTwice():
+            return part_refused(refusal)
         case _:
             return rendering.appended(path, refusal)
-
-
-def _part_used(used: PartUsed) -> Response:
-    detail = f"{_shown(used.part)} was committed before, at position {used.position}"
-    return refused(409, "part_committed", "Part committed", detail)
-
-
-def _shown(part: Part) -> str:
-    return f"the part {access.without_scope(part.txn)}/{part.part}"
-
-
-def with_fields(response: Response, **fields: object) -> Response:
-    """A problem that says more than its code, in fields of its own."""
-    assert isinstance(response.body, bytes)
-    body: dict[str, Any] = msgspec.json.decode(response.body)
-    encoded = msgspec.json.encode(body | fields)
-    return Response(response.status, response.headers, encoded, response.block)
 
 
 def at_lease(response: Response, index: int) -> Response:
@@ -551,78 +467,6 @@ def at_lease(response: Response, index: int) -> Response:
     return with_fields(response, lease=index)
 
 
-def replay_result(position: int, error: str | None, limits: GroupLimits) -> ReplayResult:
-    """How a replayed event ended, as a request says it."""
-    if not 0 <= position <= parsing.INTEGER_MAX:
-        raise bad("ack_invalid", "the position of a replayed event is an integer from 0 to 2^53-1")
-    return ReplayResult(position, None if error is None else error_text(error, limits))
-
-
-def limit_exceeded(limit: str, maximum: int) -> RefusedError:
-    """A 413 that names the limit."""
-    detail = f"the request goes past {limit}, which is {maximum}"
-    error = RefusedError(413, "limit_exceeded", "Limit exceeded", detail)
-    error.response = with_fields(error.response, limit=limit)
-    return error
-
-
-def error_text(error: str, limits: GroupLimits) -> str:
-    """The error of a failure, which is kept and shown."""
-    if "\0" in error:
-        raise bad("ack_invalid", "the error of a failure has no NUL")
-    if len(error.encode()) > limits.failure_bytes_max:
-        raise limit_exceeded("failure_bytes_max", limits.failure_bytes_max)
-    return error
-
-
 def at_item(response: Response, index: int) -> Response:
     """A problem that says which append of a commit it is about."""
     return with_fields(response, item=index)
-
-
-def staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Response:
-    match outcome:
-        case Staged():
-            shown = {
-                "txn": access.without_scope(upload.part.txn),
-                "part": upload.part.part,
-                "chunk": upload.ordinal,
-                "messages": outcome.messages,
-                "bytes": outcome.bytes,
-                "duplicate": outcome.repeated,
-            }
-            status = 200 if outcome.repeated else 201
-            headers = [(b"Content-Type", b"application/json")]
-            return Response(status, headers, msgspec.json.encode(shown), BROWSER_BLOCK)
-        case ChunkConflict(detail):
-            return refused(409, "chunk_conflict", "Chunk conflict", detail)
-        case PartClosed(position):
-            return refused(
-                409,
-                "part_committed",
-                "Part committed",
-                f"the part was committed at position {position}: nothing can be added",
-            )
-        case TooManyParts(parts_max):
-            return refused(
-                429,
-                "too_many_parts",
-                "Too many parts",
-                f"at most {parts_max} parts wait at once (staged_parts_max)",
-                (b"Retry-After", b"60"),
-            )
-        case Failed() | Unknown():
-            return rendering.failed(outcome)
-
-
-def unstaged(outcome: UnstageOutcome | Failed | Unknown) -> Response:
-    match outcome:
-        case PartDropped():
-            return Response(204, [], b"", BROWSER_BLOCK)
-        case PartMissing(part):
-            detail = f"{_shown(part)} is not staged: it was never uploaded or it expired"
-            return refused(404, "part_missing", "No such part", detail)
-        case PartUsed():
-            return _part_used(outcome)
-        case Failed() | Unknown():
-            return rendering.failed(outcome)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from fencepost.http.messages import Headers, Response
 from fencepost.http.problems import problem
 from fencepost.protocol.appends import (
@@ -65,6 +69,14 @@ def refused(
 ) -> Response:
     """A problem with what a browser needs to see it."""
     return problem(status, code, title, detail, [*headers, *BROWSER[2:]])
+
+
+def with_fields(response: Response, **fields: object) -> Response:
+    """A problem that says more than its code, in fields of its own."""
+    assert isinstance(response.body, bytes)
+    body: dict[str, Any] = msgspec.json.decode(response.body)
+    encoded = msgspec.json.encode(body | fields)
+    return Response(response.status, response.headers, encoded, response.block)
 
 
 def next_offset(offset: Offset) -> tuple[bytes, bytes]:
