@@ -1,9 +1,11 @@
 """The only reader of time and randomness: everything else is handed a `Clock`.
 
-Wall time that jumps is how leases end early and TTLs never end. `SystemClock` therefore reads the
-wall once, when it is made, and counts from there with the monotonic clock: a jump of the wall, in
-either direction, moves nothing until the next start, and the store keeps even a start from going
-back behind what it has already written.
+There are three times. Dates and the ends of tokens are those of the machine's wall clock, as it is
+set at this moment: a clock that was corrected, or a virtual machine that was suspended, must not
+let an expired token in. Durations are measured by the monotonic clock, which nothing sets. The
+decisions of a store follow the wall clock forwards, and never go back: when the wall clock was set
+back, their time goes on at half its speed until the wall clock has caught up, so that leases and
+lifetimes still end. The store also keeps a start from going back behind what it has written.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ class Clock(Protocol):
     """Where the time and the dice come from."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch; never less than an earlier answer."""
+        """The time of decisions, in milliseconds since the Unix epoch; it never goes back."""
+        ...
+
+    def wall_ms(self) -> int:
+        """The time that this machine's clock shows, for dates and tokens; it may be set back."""
         ...
 
     def monotonic_ms(self) -> int:
@@ -42,10 +48,27 @@ class SystemClock:
     """The real clock and the operating system's randomness."""
 
     def __init__(self) -> None:
-        self._anchor_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
+        self._last_ms = 0
+        self._ahead: tuple[int, int] | None = None
+        """While the wall clock is behind: where decisions stood, and since when (monotonic)."""
 
     def now_ms(self) -> int:
-        return self._anchor_ms + time.monotonic_ns() // 1_000_000
+        wall_ms = time.time_ns() // 1_000_000
+        if wall_ms < self._last_ms:
+            return self._ahead_ms()
+        self._last_ms = wall_ms
+        self._ahead = None
+        return wall_ms
+
+    def _ahead_ms(self) -> int:
+        """The time of decisions while the wall clock is behind them."""
+        monotonic_ms = self.monotonic_ms()
+        stood_ms, since_ms = self._ahead = self._ahead or (self._last_ms, monotonic_ms)
+        self._last_ms = max(self._last_ms, stood_ms + (monotonic_ms - since_ms) // 2)
+        return self._last_ms
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000

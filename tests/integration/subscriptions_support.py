@@ -251,6 +251,9 @@ class SimClock:
     def now_ms(self) -> int:
         return self.ms
 
+    def wall_ms(self) -> int:
+        return self.ms
+
     def monotonic_ms(self) -> int:
         return self.ms
 

@@ -271,6 +271,21 @@ def test_the_clock_is_the_databases_and_never_goes_back() -> None:
     assert clock.now_ms() == before_ms
 
 
+def test_the_databases_time_goes_on_while_this_machines_clock_is_set() -> None:
+    here = SimClock()
+    clock = DatabaseClock(here)
+    clock.set(here.now_ms())
+    before_ms = clock.now_ms()
+
+    for set_ms in (3_600_000, -7_200_000):
+        here.jump(set_ms)
+        assert clock.now_ms() == before_ms
+    here.advance(5)
+
+    assert clock.now_ms() == before_ms + 5
+    assert clock.wall_ms() == here.wall_ms()
+
+
 def test_an_answer_that_took_long_does_not_put_the_clock_ahead_of_the_databases() -> None:
     """A lease must not end early because the database stood still for a while."""
     here, ahead_ms = SimClock(), 7_000

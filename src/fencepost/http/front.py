@@ -105,7 +105,7 @@ class Front:
     def tick(self) -> None:
         """Move the coarse clock."""
         self.now_seconds = self.loop.time()
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.wall_ms()
         if now_ms // 1000 != self._date_second:
             self._date_second = now_ms // 1000
             self.date_line = date_line(now_ms)

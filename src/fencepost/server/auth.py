@@ -162,7 +162,7 @@ class Auth:
         raise self._rejected("the token is not one of this server", invalid=True)
 
     def _recognise_jwt(self, token: bytes, digest: bytes) -> Principal:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.wall_ms()
         known = self._verified.get(digest)
         if known is None or known[1] <= now_ms:
             try:

@@ -33,6 +33,9 @@ class SimClock:
     def now_ms(self) -> int:
         return self._wall_ms
 
+    def wall_ms(self) -> int:
+        return self._wall_ms
+
     def monotonic_ms(self) -> int:
         return self._monotonic_ms
 

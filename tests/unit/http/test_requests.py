@@ -272,7 +272,7 @@ async def test_what_happened_is_counted() -> None:
 
 async def test_the_date_follows_the_clock_it_was_given() -> None:
     class Stopped(SystemClock):
-        def now_ms(self) -> int:
+        def wall_ms(self) -> int:
             return 784_111_777_000
 
     listening = await serve(ScriptedApp(), QUICK, clock=Stopped())

@@ -279,7 +279,7 @@ class Reads:
                 return rendering.missing(info.path)
 
     def _cursor(self, sent: str | None) -> int:
-        return next_cursor(sent, now_ms=self._clock.now_ms(), dice=self._clock.random())
+        return next_cursor(sent, now_ms=self._clock.wall_ms(), dice=self._clock.random())
 
     def _cursor_header(self, sent: str | None) -> tuple[bytes, bytes]:
         return (b"Stream-Cursor", b"%d" % self._cursor(sent))

@@ -49,7 +49,7 @@ class ReadTokens:
 
     def make(self, grant: ReadGrant, ttl_s: int) -> tuple[str, int]:
         """A token that is good from now on, and when it ends in milliseconds."""
-        ends_s = self._clock.now_ms() // 1000 + ttl_s
+        ends_s = self._clock.wall_ms() // 1000 + ttl_s
         claims = {"sub": grant.principal, "stream": grant.stream, "exp": ends_s}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM), ends_s * 1000
 
@@ -69,7 +69,7 @@ class ReadTokens:
             )
         except jwt.InvalidTokenError:
             return None
-        has_ended = claims["exp"] * 1000 <= self._clock.now_ms()
+        has_ended = claims["exp"] * 1000 <= self._clock.wall_ms()
         return ReadGrant(claims["sub"], claims["stream"], has_ended)
 
 

@@ -151,7 +151,7 @@ class Deliveries:
         headers = [
             (b"Content-Type", b"application/json"),
             (b"User-Agent", b"fencepost"),
-            (b"Webhook-Signature", self._signing.signature(body, now_ms=self._clock.now_ms())),
+            (b"Webhook-Signature", self._signing.signature(body, now_ms=self._clock.wall_ms())),
         ]
         timeout_ms = min(self._settings.delivery_timeout_ms, config.lease_ttl_ms)
         return await self._webhooks.post(config.webhook_url, body, headers, timeout_ms=timeout_ms)

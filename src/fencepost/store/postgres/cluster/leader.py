@@ -58,7 +58,7 @@ class Leading:
         """Set when this node has begun to lead for the first time, or found that another does."""
         self._poked = asyncio.Event()
         self._reign: asyncio.Task[None] | None = None
-        self._turns_watched_ms = 0
+        self._turns_watched_ms = -store.settings.turn_idle_ms
 
     @property
     def is_reigning(self) -> bool:
@@ -128,7 +128,7 @@ class Leading:
         [(database_ms,)] = await connection.fetch("clock_ms")
         if not self._simulated:
             self.clock.set(database_ms)
-        now_ms = self._host_clock.now_ms()
+        now_ms = self._host_clock.monotonic_ms()
         if now_ms >= self._turns_watched_ms + settings.turn_idle_ms // 4:
             self._turns_watched_ms = now_ms
             values = (settings.turn_idle_ms, LARGE_COMMITS)

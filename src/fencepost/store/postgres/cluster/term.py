@@ -46,22 +46,32 @@ class NotLeadingError(Exception):
 
 
 class DatabaseClock:
-    """The clock of this process, set by the database's: it says when leases and lifetimes end."""
+    """The clock of this process, set by the database's: it says when leases and lifetimes end.
+
+    Between two words of the database time goes on as the monotonic clock does, so that this
+    machine's wall clock may be set meanwhile. Until the first word the time is this machine's.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead_ms = 0
+        self._ahead_ms: int | None = None
+        """What the database's time is ahead of the monotonic clock."""
         self._last_ms = 0
 
     def set(self, database_ms: int) -> None:
         """The database said just now what time it is."""
         # The answer may have taken long, and then this clock is behind until the next one. A clock
         # that is ahead would end leases before their time.
-        self._ahead_ms = database_ms - self._clock.now_ms()
+        self._ahead_ms = database_ms - self._clock.monotonic_ms()
 
     def now_ms(self) -> int:
-        self._last_ms = max(self._last_ms, self._clock.now_ms() + self._ahead_ms)
+        if self._ahead_ms is None:
+            return self._clock.now_ms()
+        self._last_ms = max(self._last_ms, self._clock.monotonic_ms() + self._ahead_ms)
         return self._last_ms
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
 
     def monotonic_ms(self) -> int:
         return self._clock.monotonic_ms()
