@@ -1,39 +1,28 @@
-"""One HTTP/1.1 connection: requests are started in turn and answered in the order they came.
+"""One HTTP/1.1 connection: it reads requests, and writes their answers in the order they came.
 
-`parser.py` makes requests out of bytes. Each becomes an `_Exchange`, which waits for its turn
-(`_waiting`) or is handed to the application at once (`_started`); its answer is written when every
-earlier one has been.
-
-Turns: POSTs that follow each other are handed over as they arrive, so that the appends of one
-connection can share a commit. Any other method waits until all before it is answered, and what
-comes after it waits for it: a read sees the writes that were sent before it.
+`parser.py` makes requests out of bytes, and `exchanges.py` says whose turn it is. An answer is
+written when every earlier one has been. When an answer turns the connection into a WebSocket,
+`websocket_connection.py` takes the socket over.
 
 A client that closes its sending side (EOF) counts as gone for everything that can be cancelled,
 long-polls and streams, because a disconnect looks no different. Requests that cannot be cancelled,
 such as appends, are still answered, and then the connection is closed.
 
-Nothing is timed per request: the sweep of `Front` looks at each connection a few times a second.
+The connection sets no timer per request: the sweep of `Front` looks at it a few times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
-from fencepost.http.front import Front
-from fencepost.http.messages import (
-    Answer,
-    Cancellable,
-    Request,
-    Response,
-    StreamingResponse,
-    UpgradeResponse,
-)
+from fencepost.http.exchanges import Exchange, Turns
+from fencepost.http.front import Front, StallWatch
+from fencepost.http.messages import Request, Response, StreamingResponse, UpgradeResponse
 from fencepost.http.parser import RequestReader, Stopped, Upgraded
-from fencepost.http.problems import problem
+from fencepost.http.problems import failure, problem
 from fencepost.http.streaming import JOIN_BYTES_MAX, OutgoingStream
 from fencepost.http.wire import Refusal, render_head
 
@@ -52,51 +41,10 @@ _BODILESS = (204, 304)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class _Exchange:
-    """A request and, once there is one, its answer, in its place in the connection's order."""
-
-    __slots__ = (
-        "answer",
-        "answered",
-        "connection",
-        "keep_alive",
-        "request",
-        "shares",
-        "version",
-        "work",
-    )
-
-    def __init__(
-        self, connection: Connection, request: Request | None, keep_alive: bool, version: str
-    ) -> None:
-        self.connection = connection
-        self.request = request  # None when the front end answers by itself
-        self.keep_alive = keep_alive
-        self.version = version
-        self.shares = request is None or request.method == "POST"
-        self.answer: Answer | None = None
-        self.answered = False
-        self.work: Cancellable | None = None
-
-    def respond(self, answer: Answer) -> None:
-        """What the application calls, once. Later calls and calls for the departed are dropped."""
-        connection = self.connection
-        if self.answered or connection.gone:
-            connection.front.discard(answer)
-            return
-        self.answered = True
-        self.answer = answer
-        self.work = None
-        if connection.started[0] is self:
-            connection.advance()
-
-
 class Connection(asyncio.Protocol):
     """The protocol object of one accepted socket."""
 
     __slots__ = (
-        "_alone",
-        "_closing",
         "_early",
         "_ended",
         "_eof",
@@ -107,23 +55,20 @@ class Connection(asyncio.Protocol):
         "_linger_bytes",
         "_linger_until_seconds",
         "_lingering",
-        "_moved_seconds",
-        "_queued_bytes",
         "_reader",
         "_reading_paused",
         "_refused",
-        "_sent_bytes",
         "_settings",
-        "_socket",
-        "_starting",
+        "_stall",
         "_stream",
         "_transport",
         "_turned_away",
-        "_waiting",
+        "_turns",
+        "_websocket",
         "_written_bytes",
+        "closing",
         "front",
         "gone",
-        "started",
         "writing_paused",
     )
 
@@ -131,12 +76,7 @@ class Connection(asyncio.Protocol):
         self.front = front
         self.gone = False
         self._settings = front.settings
-        # Turns.
-        self.started: deque[_Exchange] = deque()
-        self._waiting: deque[_Exchange] = deque()
-        self._starting = False
-        self._alone = False  # the newest started exchange shares its turn with no other
-        self._queued_bytes = 0  # bodies of everything unanswered
+        self._turns = Turns(self)
         # Reading.
         self._held = b""  # read from the socket, not yet parsed: the pipeline is full
         self._feeding = False
@@ -146,16 +86,15 @@ class Connection(asyncio.Protocol):
         # Writing.
         self.writing_paused = False
         self._written_bytes = 0
-        self._sent_bytes = 0
-        self._moved_seconds = front.now_seconds
+        self._stall = StallWatch(front.now_seconds, self._settings.write_stall_seconds)
         self._stream: OutgoingStream | None = None
         # The WebSocket that this may become, and what came before it did.
-        self._socket: WebSocket | None = None
+        self._websocket: WebSocket | None = None
         self._early: bytes | None = None
         # The end.
         self._idle_after_bytes = -1
         self._idle_since_seconds = front.now_seconds
-        self._closing = False
+        self.closing = False
         self._refused = False
         self._turned_away = False
         self._lingering = False
@@ -184,40 +123,28 @@ class Connection(asyncio.Protocol):
         front.counters.connections_refused += 1
         self._turned_away = True
         if front.refusing > self._settings.refusals_open_max or front.draining:
-            self._closing = True
+            self.closing = True
             self._transport.abort()
             return
         detail = "the server serves as many connections as it may; retry later"
         self._refuse(Refusal(503, "too_many_connections", detail))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self.gone = self._closing = True
+        self.gone = self.closing = True
         front = self.front
         front.left(self)
         front.refusing -= self._turned_away
         if self._stream is not None:
             self._stream.cancel()
-        if self._socket is not None:
-            self._socket.connection_lost()
-        for exchange in (*self.started, *self._waiting):
-            if exchange.work is not None:
-                exchange.work.cancel()
-            if exchange.answer is not None:
-                front.discard(exchange.answer)
-        self.started.clear()
-        self._waiting.clear()
+        self._turns.cancel()
         self._held = b""
         self._reader.close()
 
     def eof_received(self) -> bool:
         self._ended = self._eof = True
-        if self._socket is not None:
-            self._socket.eof_received()
+        if self._lingering or not self._turns:
             return False
-        if self._lingering or not (self.started or self._waiting):
-            return False
-        leaving = self._stream is not None or any(one.work is not None for one in self.started)
-        return not leaving
+        return self._stream is None and not self._turns.is_cancellable()
 
     def abort(self) -> None:
         """Cut the connection now, whatever is under way."""
@@ -226,14 +153,10 @@ class Connection(asyncio.Protocol):
 
     def begin_drain(self) -> None:
         """Take no new request; close when idle, else with the answer of the last one under way."""
-        if self._socket is not None:
-            self._socket.begin_drain()
-        elif self._stream is not None:
+        if self._stream is not None:
             if self._stream.is_live:
                 self._stream.cancel()
-        elif self._reader.between_requests and not (
-            self.started or self._waiting or self._lingering
-        ):
+        elif self._reader.between_requests and not (self._turns or self._lingering):
             self._close()
 
     # Reading.
@@ -246,7 +169,7 @@ class Connection(asyncio.Protocol):
             self._held += data
         else:
             self._feed(data)
-            if self.started and self._is_full():
+            if self._turns.started and self._is_full():
                 self._pause_reading()
 
     def _feed(self, data: bytes) -> None:
@@ -270,7 +193,7 @@ class Connection(asyncio.Protocol):
 
     def _feed_slices(self, data: memoryview) -> None:
         at = 0
-        while at < len(data) and not self._closing:
+        while at < len(data) and not self.closing:
             # Inside a body of known length no further request can begin: pass it whole.
             part = data[at : at + max(_FEED_BYTES_MAX, self._reader.body_bytes_left)]
             at += len(part)
@@ -284,20 +207,20 @@ class Connection(asyncio.Protocol):
 
     def _is_full(self) -> bool:
         return (
-            len(self.started) + len(self._waiting) >= self._settings.pipeline_depth_max
-            or self._queued_bytes >= self._settings.pipeline_bytes_max
+            len(self._turns) >= self._settings.pipeline_depth_max
+            or self._turns.queued_bytes >= self._settings.pipeline_bytes_max
             or self.writing_paused
         )
 
     def _pause_reading(self) -> None:
         # After the last request reading goes on: it is how a disconnect is noticed.
-        if not (self._reading_paused or self._closing or self._ended):
+        if not (self._reading_paused or self.closing or self._ended):
             self._reading_paused = True
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
         """Go on reading, held bytes first, when there is room again."""
-        while self._reading_paused and not (self._feeding or self._is_full() or self._closing):
+        while self._reading_paused and not (self._feeding or self._is_full() or self.closing):
             held, self._held = self._held, b""
             if held and not self._ended:
                 self._feed(held)
@@ -309,8 +232,8 @@ class Connection(asyncio.Protocol):
 
     def _take_late(self, data: bytes) -> None:
         """Bytes behind the last request: frames of its WebSocket, or nothing that counts."""
-        if self._socket is not None:
-            self._socket.data_received(data)
+        if self._websocket is not None:
+            self._websocket.data_received(data)
         elif self._early is None:
             self._swallow(len(data))
         else:
@@ -328,59 +251,20 @@ class Connection(asyncio.Protocol):
     # Turns.
 
     def _take(self, request: Request, keep_alive: bool, version: str) -> None:
-        self._queued_bytes += len(request.body)
         if not keep_alive:
             self._ended = True
             if request.upgrade is not None:
                 self._early = b""
-        self._enqueue(_Exchange(self, request, keep_alive, version))
+        self._turns.take(request, keep_alive, version)
 
-    def _enqueue(self, exchange: _Exchange) -> None:
-        if (
-            not self._waiting
-            and (not self.started or (exchange.shares and not self._alone))
-            and not self.writing_paused
-        ):
-            self._start(exchange)
-        else:
-            self._waiting.append(exchange)
-
-    def _start(self, exchange: _Exchange) -> None:
-        self.started.append(exchange)
-        self._alone = not exchange.shares
-        request = exchange.request
-        if request is None:
-            if self.started[0] is exchange:
-                self.advance()
-            return
-        try:
-            work = self.front.app.handle(request, exchange.respond)
-        except Exception:
-            log.exception("the application raised on a %s request", request.method)
-            exchange.respond(_failure())
-            return
-        if work is not None and not exchange.answered:
-            exchange.work = work
-            if self._eof:
-                self._close()
-
-    def _start_waiting(self) -> None:
-        # A request answered from inside `_start` comes back here through `advance`; the flag lets
-        # the loop below go on instead, so the stack does not grow with the pipeline.
-        if self._starting:
-            return
-        self._starting = True
-        try:
-            while self._waiting and not (self._closing or self.writing_paused):
-                if self.started and (self._alone or not self._waiting[0].shares):
-                    return
-                self._start(self._waiting.popleft())
-        finally:
-            self._starting = False
+    def work_began(self) -> None:
+        """Close when the client has left: that cancels the work."""
+        if self._eof:
+            self._close()
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer in the request's place, take nothing more, and close after it."""
-        if self._closing:
+        if self.closing:
             return
         counts = self.front.counters.refusals
         counts[refusal.code] = counts.get(refusal.code, 0) + 1
@@ -391,14 +275,11 @@ class Connection(asyncio.Protocol):
         self._ended = self._refused = True
         self._held = b""
         self._reader.close()
-        exchange = _Exchange(self, None, False, "1.1")
-        exchange.answered = True
-        exchange.answer = answer
-        self._enqueue(exchange)
+        self._turns.refuse(answer)
 
     def advance(self) -> None:
         """Write every answer whose turn has come, then start what waited for it."""
-        started = self.started
+        started = self._turns.started
         while started:
             exchange = started[0]
             answer = exchange.answer
@@ -409,7 +290,7 @@ class Connection(asyncio.Protocol):
                 return
             started.popleft()
             self._send(exchange, answer)
-            if self._closing:
+            if self.closing:
                 return
         self._go_on()
 
@@ -417,20 +298,20 @@ class Connection(asyncio.Protocol):
         """After an answer has left: go on with what it held up."""
         if self._reader.continue_owed and not self._feeding:
             self._send_continue()
-        if self._waiting:
-            self._start_waiting()
+        if self._turns.waiting:
+            self._turns.start_waiting()
         if self._reading_paused:
             self._resume_reading()
 
     # Writing.
 
-    def _send(self, exchange: _Exchange, answer: Response) -> None:
+    def _send(self, exchange: Exchange, answer: Response) -> None:
         request = exchange.request
         status = answer.status
         body = answer.body
         bodiless = status in _BODILESS
         if request is not None:
-            self._queued_bytes -= len(request.body)
+            self._turns.queued_bytes -= len(request.body)
             self.front.counters.requests[request.method][status // 100] += 1
             bodiless = bodiless or request.method == "HEAD"
         if bodiless:
@@ -460,15 +341,15 @@ class Connection(asyncio.Protocol):
     def _fail(self) -> None:
         """Say 500 in place of an answer that is unfit to send, and close."""
         log.exception("an answer was dropped")
-        failure = _failure()
-        assert isinstance(failure.body, bytes)
-        ending = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(failure.body)
-        self.write(render_head(500, failure.headers, self.front.date_line, ending) + failure.body)
+        answer = failure()
+        assert isinstance(answer.body, bytes)
+        ending = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(answer.body)
+        self.write(render_head(500, answer.headers, self.front.date_line, ending) + answer.body)
         self._finish()
 
     def _is_last(self) -> bool:
         """Whether, in a connection or server that is to end, nothing follows this answer."""
-        if self.started or self._waiting:
+        if self._turns:
             return False
         return self._ended or (self._reader.between_requests and not self._held)
 
@@ -486,7 +367,7 @@ class Connection(asyncio.Protocol):
 
     def _send_continue(self) -> None:
         """Ask for the announced body, when that is the next thing the client should read."""
-        if self.started or self._waiting or self._closing:
+        if self._turns or self.closing:
             return
         if self._reader.wants_continue():
             self._reader.rest(now_seconds=self.front.now_seconds)
@@ -494,30 +375,25 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writing_paused = True
-        if self._socket is not None:
-            self._socket.pause_writing()
         self._pause_reading()
 
     def resume_writing(self) -> None:
         self.writing_paused = False
-        if self._socket is not None:
-            self._socket.resume_writing()
-            return
         if self._stream is not None:
             self._stream.go_on()
-        if not self._closing:
+        if not self.closing:
             self._go_on()
 
     # Streams.
 
-    def _begin(self, exchange: _Exchange, answer: StreamingResponse | UpgradeResponse) -> None:
+    def _begin(self, exchange: Exchange, answer: StreamingResponse | UpgradeResponse) -> None:
         if isinstance(answer, StreamingResponse):
             self._begin_stream(exchange, answer)
         else:
-            self.started.popleft()
-            self._begin_socket(exchange, answer)
+            self._turns.started.popleft()
+            self._begin_websocket(exchange, answer)
 
-    def _begin_stream(self, exchange: _Exchange, answer: StreamingResponse) -> None:
+    def _begin_stream(self, exchange: Exchange, answer: StreamingResponse) -> None:
         request = exchange.request
         assert request is not None
         if self._stream is not None:
@@ -540,7 +416,7 @@ class Connection(asyncio.Protocol):
             head = render_head(answer.status, answer.headers, self.front.date_line, ending)
         except ValueError:
             self.front.discard(answer)
-            self.started.popleft()
+            self._turns.started.popleft()
             self._fail()
             return
         self.front.counters.requests[request.method][answer.status // 100] += 1
@@ -555,7 +431,7 @@ class Connection(asyncio.Protocol):
         if self.front.draining:
             self.begin_drain()
 
-    def _end_stream(self, exchange: _Exchange, complete: bool) -> None:
+    def _end_stream(self, exchange: Exchange, complete: bool) -> None:
         stream, self._stream = self._stream, None
         if self.gone:
             return
@@ -565,9 +441,9 @@ class Connection(asyncio.Protocol):
             return
         assert stream is not None
         stream.end()
-        self.started.popleft()
+        self._turns.started.popleft()
         assert exchange.request is not None
-        self._queued_bytes -= len(exchange.request.body)
+        self._turns.queued_bytes -= len(exchange.request.body)
         if not exchange.keep_alive or ((self._ended or self.front.draining) and self._is_last()):
             self._finish()
         else:
@@ -575,7 +451,7 @@ class Connection(asyncio.Protocol):
 
     # WebSockets.
 
-    def _begin_socket(self, exchange: _Exchange, answer: UpgradeResponse) -> None:
+    def _begin_websocket(self, exchange: Exchange, answer: UpgradeResponse) -> None:
         request = exchange.request
         assert request is not None
         if request.upgrade is None:
@@ -585,16 +461,22 @@ class Connection(asyncio.Protocol):
             self._close()  # the client connects again, elsewhere when this server stops
             return
         # The library behind it takes a while to load, and many servers never need it.
-        from fencepost.http.websocket import WebSocket
+        from fencepost.http.websocket_connection import WebSocketConnection
 
         self.front.counters.requests[request.method][1] += 1
         self.write(request.upgrade.head(self.front.date_line))
+        if self._reading_paused:
+            self._transport.resume_reading()
+        self.gone = self.closing = True
+        self._reader.close()
         early, self._early = self._early or b"", None
-        socket = WebSocket(_Wire(self), self.front.loop.call_soon, answer.settings)
-        self._socket = socket
+        successor = WebSocketConnection(self.front, self._transport, answer.settings)
+        self._transport.set_protocol(successor)
+        self.front.replaced(self, successor)
+        self._websocket = websocket = successor.websocket
         if self.writing_paused:
-            socket.pause_writing()
-        socket.open(answer.begin(socket), early)
+            websocket.pause_writing()
+        websocket.open(answer.begin(websocket), early)
 
     # The end.
 
@@ -603,7 +485,7 @@ class Connection(asyncio.Protocol):
         if self._eof or not (self._refused or self._linger_bytes):
             self._close()
             return
-        self._closing = self._lingering = self._ended = True
+        self.closing = self._lingering = self._ended = True
         self._linger_until_seconds = self.front.now_seconds + self._settings.linger_seconds
         if self._reading_paused:
             self._reading_paused = False
@@ -611,32 +493,25 @@ class Connection(asyncio.Protocol):
         self._transport.write_eof()
 
     def _close(self) -> None:
-        self._closing = True
+        self.closing = True
         self._transport.close()
 
     def sweep(self, now_seconds: float) -> None:
         """Look at every timeout of this connection; called a few times a second."""
         unsent_bytes = self._transport.get_write_buffer_size()
-        sent_bytes = self._written_bytes - unsent_bytes
-        if unsent_bytes == 0 or sent_bytes != self._sent_bytes:
-            self._sent_bytes = sent_bytes
-            self._moved_seconds = now_seconds
-        elif now_seconds - self._moved_seconds > self._settings.write_stall_seconds:
+        if self._stall.is_stalled(now_seconds, self._written_bytes, unsent_bytes):
             self.abort()
-            return
-        if self._socket is not None:
-            self._socket.sweep(now_seconds)
         elif self._lingering:
             if now_seconds > self._linger_until_seconds:
                 self._transport.close()
-        elif not (self._closing or self._ended or self._reading_paused):
+        elif not (self.closing or self._ended or self._reading_paused):
             self._sweep_reading(now_seconds)
 
     def _sweep_reading(self, now_seconds: float) -> None:
         refusal = self._reader.overdue(now_seconds)
         if refusal is not None:
             self._refuse(refusal)
-        elif self.started or self._waiting or not self._reader.between_requests:
+        elif self._turns or not self._reader.between_requests:
             self._idle_after_bytes = -1
         elif self._idle_after_bytes != self._written_bytes:
             # Idleness is dated by the sweep that first sees it, so that no request pays for it.
@@ -644,36 +519,3 @@ class Connection(asyncio.Protocol):
             self._idle_since_seconds = now_seconds
         elif now_seconds - self._idle_since_seconds > self._settings.idle_timeout_seconds:
             self._close()
-
-
-class _Wire:
-    """A connection as its WebSocket sees it: bytes are counted as those of any answer."""
-
-    __slots__ = ("_connection", "_transport")
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._transport = connection._transport
-
-    def writelines(self, pieces: list[bytes], /) -> None:
-        self._connection.write_parts(tuple(pieces))
-
-    def write_eof(self) -> None:
-        self._transport.write_eof()
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def abort(self) -> None:
-        self._connection.abort()
-
-
-def _failure() -> Response:
-    detail = "the server failed on this request"
-    return problem(500, "internal_error", "Internal Server Error", detail)

@@ -56,6 +56,26 @@ class Sweepable(Protocol):
     def abort(self) -> None: ...
 
 
+class StallWatch:
+    """Notices a client that takes no byte of what waits for it, for longer than it may."""
+
+    __slots__ = ("_moved_seconds", "_sent_bytes", "_stall_seconds")
+
+    def __init__(self, now_seconds: float, stall_seconds: float) -> None:
+        self._sent_bytes = 0
+        self._moved_seconds = now_seconds
+        self._stall_seconds = stall_seconds
+
+    def is_stalled(self, now_seconds: float, written_bytes: int, unsent_bytes: int) -> bool:
+        """Whether the client has stood still for too long; asked a few times a second."""
+        sent_bytes = written_bytes - unsent_bytes
+        if unsent_bytes == 0 or sent_bytes != self._sent_bytes:
+            self._sent_bytes = sent_bytes
+            self._moved_seconds = now_seconds
+            return False
+        return now_seconds - self._moved_seconds > self._stall_seconds
+
+
 TakesWebSocket = Callable[[bytes], bool]
 """Whether a request for this raw path may become a WebSocket."""
 
@@ -127,6 +147,11 @@ class Front:
         self.counters.connections_open -= 1
         if not self.connections and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
+
+    def replaced(self, connection: Sweepable, successor: Sweepable) -> None:
+        """A connection changed its protocol, and is swept and drained as another object now."""
+        self.connections.remove(connection)
+        self.connections.add(successor)
 
     async def emptied(self) -> None:
         """Return once no connection is left."""

@@ -26,3 +26,9 @@ def problem(
         {"type": "about:blank", "title": title, "status": status, "code": code, "detail": detail}
     )
     return Response(status, _HEADERS + headers if headers else list(_HEADERS), body)
+
+
+def failure() -> Response:
+    """The answer to a request that the server failed on."""
+    detail = "the server failed on this request"
+    return problem(500, "internal_error", "Internal Server Error", detail)

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
 
+from fencepost.http.connection import Connection
 from fencepost.http.listener import Listening, serve
 from fencepost.http.messages import Answer, Request, Response, UpgradeResponse
 from fencepost.http.settings import HttpSettings, WebSocketSettings
@@ -74,6 +75,8 @@ class EchoApp:
             answer(upgrade)
         elif request.path == b"/later":
             self.later.append(lambda: answer(upgrade))
+        elif request.path == b"/slow":
+            self.later.append(lambda: answer(Response(403, [], b"no")))
         else:
             answer(Response(403, [], b"no"))
 
@@ -238,6 +241,28 @@ async def test_requests_before_it_are_answered_first_and_frames_behind_it_are_no
         assert await client.reader.readexactly(2 + 5 + 2 + 10) == (
             b"\x81\x05early" + b"\x81\x0aalso early"
         )
+
+
+async def test_a_socket_behind_a_full_pipeline_is_read_again() -> None:
+    app = EchoApp()
+    slow = get("/slow")
+    requests = 16 * 1024 // len(slow) + 5  # more than are parsed at once
+    limits = HttpSettings(sweep_seconds=0.01, pipeline_depth_max=1)
+    async with echoing(app, limits) as listening, connected(listening) as client:
+        connections = listening._front.connections
+        await until(lambda: connections)
+        (connection,) = connections
+        assert isinstance(connection, Connection)
+        connection.data_received(slow * requests + get("/socket", *ASK) + text(b"early"))
+
+        for _ in range(requests):
+            await until(lambda: app.later)
+            app.later.pop(0)()
+            assert (await client.reply()).status == 403
+
+        assert (await client.reply()).status == 101
+        await client.send(text(b"late"))
+        assert await client.reader.readexactly(2 + 5 + 2 + 4) == b"\x81\x05early\x81\x04late"
 
 
 async def test_a_client_that_sends_much_before_the_answer_is_cut_off() -> None:
