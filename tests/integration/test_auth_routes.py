@@ -159,6 +159,20 @@ def test_nobody_gets_further_than_the_door(here: Place, method_and_path: tuple[s
         assert answer.status_code == 401
 
 
+READ_ROUTES = [(method, path) for method, path in TABLE if method == "get"]
+
+
+@pytest.mark.parametrize("method_and_path", READ_ROUTES, ids=lambda key: key[1])
+def test_a_head_is_refused_to_those_to_whom_the_get_is(
+    here: Place, method_and_path: tuple[str, str]
+) -> None:
+    for name in (*sorted(EVERYBODY), None):
+        answer = ask(here, name, method_and_path)
+        head = ask(here, name, method_and_path, method="head")
+
+        assert head.status_code == answer.status_code, name
+
+
 def test_a_route_that_nobody_knows_is_for_administrators(here: Place) -> None:
     for path in ("/v1/groups/g/other", "/v1/mesh/m", "/_/", "/", "/v1/log/", "/healthz/"):
         assert here("read").get(path).status_code == 403
@@ -174,8 +188,10 @@ def is_let_in(here: Place, name: str, method_and_path: tuple[str, str]) -> bool:
     return answer.status_code != 403
 
 
-def ask(here: Place, name: str | None, method_and_path: tuple[str, str]) -> httpx.Response:
-    """Use a route on things that are there, and that are somebody else's."""
+def ask(
+    here: Place, name: str | None, method_and_path: tuple[str, str], *, method: str = ""
+) -> httpx.Response:
+    """Use a route on things that are there and another principal's, or ask it by another method."""
     here("root").create("s")
     body = {
         "type": "pull-wake",
@@ -185,7 +201,7 @@ def ask(here: Place, name: str | None, method_and_path: tuple[str, str]) -> http
     here("root").client.put(SUBSCRIPTION.format(id="theirs"), json=body)
     here("root").client.post(WRITER.format(name="theirs"), json={"query": "q"})
     here("root").client.put(GROUP.format(group="theirs"), json={"sources": ["a/*"]})
-    method, path = method_and_path
+    method, path = method or method_and_path[0], method_and_path[1]
     route = TABLE[method_and_path]
     values = {"path": "s", "txn": "t", "part": f"p-{name}", "id": "theirs", "name": "theirs"}
     values["group"] = "theirs"

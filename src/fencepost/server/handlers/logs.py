@@ -81,11 +81,13 @@ class Logs:
         """Answer every reader that waits for news: the server is going down."""
         self.waiters.stop()
 
-    async def head(self, _request: Request) -> Answer:
+    async def head(self, request: Request) -> Answer:
+        self._asked(request)  # a HEAD is refused where the GET would be
         head = await self._store.head()
         return Response(200, [(b"Log-Head", b"%d" % head), _NO_STORE, *BROWSER])
 
-    async def read(self, request: Request) -> Answer:
+    def _asked(self, request: Request) -> tuple[LogQuery, _Form, str | None]:
+        """What a request asks for, in which form, and how it waits for more."""
         parameters = Parameters(
             request,
             once=("after", "until", "limit", "part", "live", "pruned", "order", "correlation"),
@@ -99,6 +101,10 @@ class Logs:
         form = _form(request)
         if live is not None and query.descending:
             raise bad("order_invalid", "order=desc reads what is there: it cannot be live")
+        return query, form, live
+
+    async def read(self, request: Request) -> Answer:
+        query, form, live = self._asked(request)
         if live is None:
             return await self._once(query, form)
         if self.waiters.count >= self._limits.waiters_max:
