@@ -237,7 +237,23 @@ BAD_INTEGERS = {
     "NaN": "NaN",
 }
 
+X_PRODUCER = ("X-Producer-Id: p", "x-producer-epoch: 5", "X-PRODUCER-SEQ: 1")
+COMMIT = b'{"appends":[{"stream":"witness","content_type":"text/plain","data":"x"}]}'
+
 PRODUCERS = [
+    *(post(f"with {header}", "header_unexpected", TEXT, header) for header in X_PRODUCER),
+    post("with both names", "header_unexpected", TEXT, *PRODUCER, *X_PRODUCER),
+    put("with X-Producer-Id", "header_unexpected", TEXT, X_PRODUCER[0], body=b"x"),
+    *(
+        Row(
+            f"POST {target} with X-Producer-Id",
+            request("POST", target, JSON, X_PRODUCER[0], body=body),
+            400,
+            "header_unexpected",
+        )
+        for target, body in (("/v1/commit", COMMIT), (f"{WITNESS}?truncate&before=now", b""))
+    ),
+    post("Claim-End twice", "header_repeated", TEXT, "Claim-End: released", "Claim-End: completed"),
     *(
         post(f"Producer-Epoch {name}", "header_invalid", TEXT, PRODUCER[0], PRODUCER[2], header)
         for name, value in BAD_INTEGERS.items()

@@ -127,6 +127,21 @@ def test_a_released_claim_is_anybodys_and_a_completed_one_nobodys(here: Place) -
     assert code(odd) == (400, "header_invalid")
 
 
+def test_a_claim_that_is_ended_twice_in_one_request_is_refused(here: Place) -> None:
+    one = here("one").client
+    ends = [("Claim-End", "released"), ("Claim-End", "completed")]
+    sent = [("Content-Type", "application/json"), *ends]
+
+    appended = one.post("/v1/stream/jobs/1", headers=sent, content=b"1")
+    committed = one.post(
+        "/v1/commit",
+        headers=sent,
+        json={"appends": [{"stream": "jobs/1", "content_type": "application/json", "data": 1}]},
+    )
+
+    assert code(appended) == code(committed) == (400, "header_repeated")
+
+
 def test_a_completed_claim_accepts_nothing_further_from_its_holder(here: Place) -> None:
     completed = (409, "claim_completed")
     here("one").send("jobs/1", "task:c", 0, 0)

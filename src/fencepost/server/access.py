@@ -215,8 +215,10 @@ def _reason(request: Request) -> str:
 
 def _ending(request: Request) -> Ending:
     value = request.headers[b"claim-end"]
-    if b"claim-end" in request.repeated or value not in (b"released", b"completed"):
-        raise bad("header_invalid", "Claim-End is released or completed, once")
+    if b"claim-end" in request.repeated:
+        raise bad("header_repeated", "the header claim-end came more than once")
+    if value not in (b"released", b"completed"):
+        raise bad("header_invalid", "Claim-End is released or completed")
     return cast(Literal["released", "completed"], value.decode())
 
 

@@ -80,6 +80,8 @@ _SINGLE = (
     b"idempotency-key",
     b"lease-token",
     b"authorization",
+    b"audit-reason",
+    b"claim-end",
 )
 _OF_APPENDS = (
     b"if-match",
@@ -180,9 +182,21 @@ def refuse_repeated(request: Request) -> None:
 
 def refuse_headers_of_appends(request: Request, where: str, *, but: bytes = b"") -> None:
     """Refuse headers that only an append heeds: their sender counts on them."""
+    _refuse_x_producer(request)
     for name in _OF_APPENDS:
         if name in request.headers and name != but:
             raise bad("header_unexpected", f"{where} has no {name.decode()}: nothing was done")
+
+
+def _refuse_x_producer(request: Request) -> None:
+    """Refuse other names for the producer headers: ignored, they would store an append twice."""
+    for name in _X_PRODUCER:
+        if name in request.headers:
+            raise bad(
+                "header_unexpected",
+                f"{name.decode()} means nothing here: a producer sends Producer-Id,"
+                " Producer-Epoch and Producer-Seq; nothing was done",
+            )
 
 
 def text_header(request: Request, name: bytes, bytes_max: int) -> str | None:
@@ -239,6 +253,7 @@ _ZERO = ord("0")
 
 def producer_tuple(request: Request, limits: Limits) -> ProducerTuple | None:
     """The three producer headers: all of them or none."""
+    _refuse_x_producer(request)
     headers = request.headers
     producer_id = headers.get(b"producer-id")
     epoch = headers.get(b"producer-epoch")
@@ -301,7 +316,8 @@ def parse_append(
     return Append(path, batch, media, closes, producer, seq, mark, conditions, actor)
 
 
-_PRODUCER = frozenset((b"producer-id", b"producer-epoch", b"producer-seq"))
+_X_PRODUCER = (b"x-producer-id", b"x-producer-epoch", b"x-producer-seq")
+_PRODUCER = frozenset((b"producer-id", b"producer-epoch", b"producer-seq", *_X_PRODUCER))
 _OTHER_CONDITIONS = frozenset(
     (
         b"if-match",
@@ -419,6 +435,7 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
     """A PUT of a stream."""
     if request.repeated:
         refuse_repeated(request)
+    _refuse_x_producer(request)
     kind = content_type(request, limits)
     batch: Batch | None = None
     fork_from = _fork_from(request, limits)
