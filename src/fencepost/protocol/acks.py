@@ -97,7 +97,8 @@ def decide_ack(
         row = row.moved(ack.at)
     failure = ack.failure
     if failure is None:
-        row = row._replace(retry=0, lost=0, error=None, failed=None, deferred_until_ms=0)
+        # A wait that is here now was set by an operator during the lease, and stays.
+        row = row._replace(retry=0, lost=0, error=None, failed=None)
         return AckDecision("acked", _kept(group, row), row.at, again, handled)
     if failure.position <= row.at:
         return AckInvalid(
@@ -173,10 +174,11 @@ def _decide_failure(
         wait_ms = min(failure.delay_ms, wait_ms)
     elif not exhausted:
         wait_ms = delay_ms(settings.backoff, row.retry, random)
-    return AckDecision("failed", row._replace(deferred_until_ms=now_ms + wait_ms), row.at)
+    until_ms = max(row.deferred_until_ms, now_ms + wait_ms)
+    return AckDecision("failed", row._replace(deferred_until_ms=until_ms), row.at)
 
 
 def _park(group: Group, row: Target, failure: Failure, now_ms: int) -> AckDecision:
     event = Parked(row.target, row.source, failure.position, failure.error, row.retry, now_ms)
-    gone_on = row.moved(failure.position)._replace(error=None, deferred_until_ms=0)
+    gone_on = row.moved(failure.position)._replace(error=None)
     return AckDecision("parked", _kept(group, gone_on), gone_on.at, (event,))
