@@ -7,6 +7,8 @@ changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import Signature, signature
 from typing import Annotated, Any
 
 import typer
@@ -148,26 +150,71 @@ class Chosen:
 
 
 def _changed(count: int, *, dry_run: bool, as_json: bool) -> None:
-    facts: dict[str, object] = {"would_change" if dry_run else "changed": count}
+    _show({"would_change" if dry_run else "changed": count}, as_json=as_json)
+
+
+def _show(facts: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         show_lines([facts])
     else:
         show_facts(facts)
 
 
-@app.command("unblock")
-def unblock(
+# The operations. `_operate` has what all of them do and the options all of them have. Each adds
+# what it does to the group, and options of its own.
+
+Act = Callable[..., int]
+"""Called with the group, the chosen targets and the operation's own options; returns a count."""
+
+
+def _operate(
+    act: Act,
+    own_options: dict[str, Any],
     group: Group,
     targets: Targets = None,
     target: TargetGlob = None,
     source: SourceGlob = None,
     lane: LaneGlob = None,
+    is_blocked: Blocked = False,
     all_of_them: All = False,
     dry_run: DryRun = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
+    with talking(url, token, as_json=as_json) as client:
+        chosen = Chosen(
+            targets, target, source, lane, is_blocked=is_blocked, all_of_them=all_of_them
+        )
+        found = client.group(group)
+        count = chosen.count(found) if dry_run else act(found, chosen, **own_options)
+        _changed(count, dry_run=dry_run, as_json=as_json)
+
+
+def _operation(act: Act, *, blocked_only: bool = False) -> Act:
+    """Make a command of `act`: its arguments come before the targets, its options behind them.
+
+    With `blocked_only` a filter takes only blocked targets, and `--blocked` need not be given.
+    """
+    group, targets, *options = list(signature(_operate, eval_str=True).parameters.values())[2:]
+    own = list(signature(act, eval_str=True).parameters.values())[2:]
+    own_arguments = [one for one in own if one.default is one.empty]
+    own_options = [one for one in own if one.default is not one.empty]
+    if blocked_only:
+        options = [one for one in options if one.name != "is_blocked"]
+
+    def command(**given: Any) -> None:
+        if blocked_only:
+            given["is_blocked"] = not given["targets"] and not given["all_of_them"]
+        _operate(act, {one.name: given.pop(one.name) for one in own}, **given)
+
+    parameters = [group, *own_arguments, targets, *own_options, *options]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    app.command(act.__name__, help=act.__doc__)(command)
+    return act
+
+
+def unblock(group: fencepost.Group, chosen: Chosen) -> int:
     """Let blocked targets go on where they stopped.
 
     Examples:
@@ -175,129 +222,50 @@ def unblock(
       fencepost groups unblock billing orders/7
       fencepost groups unblock billing --target 'webhooks-out-*' --dry-run
     """
-    is_blocked = not targets and not all_of_them
-    with talking(url, token, as_json=as_json) as client:
-        chosen = Chosen(
-            targets, target, source, lane, is_blocked=is_blocked, all_of_them=all_of_them
-        )
-        found = client.group(group)
-        if dry_run:
-            count = chosen.count(found)
-        else:
-            count = found.unblock(chosen.targets, filter=chosen.filter)
-        _changed(count, dry_run=dry_run, as_json=as_json)
+    return group.unblock(chosen.targets, filter=chosen.filter)
 
 
-@app.command("reset")
+_operation(unblock, blocked_only=True)
+
+
+@_operation
 def reset(
-    group: Group,
-    targets: Targets = None,
+    group: fencepost.Group,
+    chosen: Chosen,
     at: Annotated[int | None, typer.Option(help="Position to go to; else the start.")] = None,
-    target: TargetGlob = None,
-    source: SourceGlob = None,
-    lane: LaneGlob = None,
-    is_blocked: Blocked = False,
-    all_of_them: All = False,
-    dry_run: DryRun = False,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Send targets back: their events are handled again."""
-    with talking(url, token, as_json=as_json) as client:
-        chosen = Chosen(
-            targets, target, source, lane, is_blocked=is_blocked, all_of_them=all_of_them
-        )
-        found = client.group(group)
-        if dry_run:
-            count = chosen.count(found)
-        else:
-            count = found.reset(chosen.targets, filter=chosen.filter, at=at)
-        _changed(count, dry_run=dry_run, as_json=as_json)
+    return group.reset(chosen.targets, filter=chosen.filter, at=at)
 
 
-@app.command("skip")
+@_operation
 def skip(
-    group: Group,
-    targets: Targets = None,
+    group: fencepost.Group,
+    chosen: Chosen,
     at: Annotated[int | None, typer.Option(help="Position to pass; else what failed.")] = None,
-    target: TargetGlob = None,
-    source: SourceGlob = None,
-    lane: LaneGlob = None,
-    is_blocked: Blocked = False,
-    all_of_them: All = False,
-    dry_run: DryRun = False,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Move targets past the event that failed, without handling it."""
-    with talking(url, token, as_json=as_json) as client:
-        chosen = Chosen(
-            targets, target, source, lane, is_blocked=is_blocked, all_of_them=all_of_them
-        )
-        found = client.group(group)
-        if dry_run:
-            count = chosen.count(found)
-        else:
-            count = found.skip(chosen.targets, filter=chosen.filter, at=at)
-        _changed(count, dry_run=dry_run, as_json=as_json)
+    return group.skip(chosen.targets, filter=chosen.filter, at=at)
 
 
-@app.command("defer")
+@_operation
 def defer(
-    group: Group,
+    group: fencepost.Group,
+    chosen: Chosen,
     until_ms: Annotated[int, typer.Argument(help="Milliseconds since 1970; 0 ends the wait.")],
-    targets: Targets = None,
-    target: TargetGlob = None,
-    source: SourceGlob = None,
-    lane: LaneGlob = None,
-    is_blocked: Blocked = False,
-    all_of_them: All = False,
-    dry_run: DryRun = False,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Keep targets from claims until a time."""
-    with talking(url, token, as_json=as_json) as client:
-        chosen = Chosen(
-            targets, target, source, lane, is_blocked=is_blocked, all_of_them=all_of_them
-        )
-        found = client.group(group)
-        if dry_run:
-            count = chosen.count(found)
-        else:
-            count = found.defer(until_ms, chosen.targets, filter=chosen.filter)
-        _changed(count, dry_run=dry_run, as_json=as_json)
+    return group.defer(until_ms, chosen.targets, filter=chosen.filter)
 
 
-@app.command("prioritize")
+@_operation
 def prioritize(
-    group: Group,
+    group: fencepost.Group,
+    chosen: Chosen,
     priority: Annotated[int, typer.Argument(help="Greater is more urgent; 0 is the default.")],
-    targets: Targets = None,
-    target: TargetGlob = None,
-    source: SourceGlob = None,
-    lane: LaneGlob = None,
-    is_blocked: Blocked = False,
-    all_of_them: All = False,
-    dry_run: DryRun = False,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Give targets a priority."""
-    with talking(url, token, as_json=as_json) as client:
-        chosen = Chosen(
-            targets, target, source, lane, is_blocked=is_blocked, all_of_them=all_of_them
-        )
-        found = client.group(group)
-        if dry_run:
-            count = chosen.count(found)
-        else:
-            count = found.prioritize(priority, chosen.targets, filter=chosen.filter)
-        _changed(count, dry_run=dry_run, as_json=as_json)
+    return group.prioritize(priority, chosen.targets, filter=chosen.filter)
 
 
 @app.command("park")
@@ -357,8 +325,4 @@ def delete(
             known = client.group(group).info()
             ask(f"Delete {group} with its {known.targets_count} targets?")
         client.group(group).delete()
-        facts = {"group": group, "deleted": True}
-        if as_json:
-            show_lines([facts])
-        else:
-            show_facts(facts)
+        _show({"group": group, "deleted": True}, as_json=as_json)
