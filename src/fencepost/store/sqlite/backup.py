@@ -24,7 +24,7 @@ import apsw
 
 from fencepost.store.check.report import Progress, ignore
 from fencepost.store.sqlite.check import find_file, open_to_read
-from fencepost.store.sqlite.connection import FILE, FolderLock
+from fencepost.store.sqlite.connection import FILE, FolderLock, make_private
 
 PAGES_PER_STEP = 2_048
 """Pages copied between two looks at the progress: 8 MiB with SQLite's usual pages."""
@@ -67,7 +67,7 @@ def restore(
     folder with data is refused. Returns where the old data went. The caller has checked `source`.
     """
     file = find_file(source)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FolderLock(folder)
     moved: Path | None = None
     try:
@@ -78,7 +78,7 @@ def restore(
             # that of another one, would be worse than either.
             moved = folder.with_name(folder.name + aside)
             os.rename(folder, moved)
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
             lock.release()
             lock = FolderLock(folder)
         with _complete_or_absent(folder / FILE) as partial:
@@ -91,6 +91,7 @@ def restore(
 
 def _copy(file: Path, partial: Path, progress: Progress) -> None:
     with open_to_read(file) as source:
+        make_private(partial)
         target = apsw.Connection(str(partial))
         try:
             # The copy is not read before it is complete, so it needs no journal of its own.

@@ -8,9 +8,11 @@ commit of some request.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +29,8 @@ from fencepost.store.write.ledger import Carried, LedgerGroup
 log = logging.getLogger(__name__)
 
 FILE = "fencepost.db"
+PRIVATE = 0o600
+"""The rights of a file that only its owner may read and write."""
 RESTART_BUSY_MS_MAX = 20
 """How long writers wait for readers of the write-ahead log to leave it."""
 BUSY_MS_MAX = 10_000
@@ -54,6 +58,7 @@ class FolderLock:
     """An operating-system lock on a data folder; it goes with the process, however that ends."""
 
     def __init__(self, folder: Path) -> None:
+        make_private(folder / "lock")
         self._file: TextIO = open(folder / "lock", "a+")  # noqa: SIM115  held open on purpose
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,6 +83,8 @@ def connect(
     file: Path, *, readonly: bool = False, synchronous: str = "FULL", vfs: str | None = None
 ) -> apsw.Connection:
     """A connection with our settings. The writer's makes the file when it is not there."""
+    if not readonly and vfs is None:
+        make_private(file)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     connection = apsw.Connection(
         str(file), flags=flags, vfs=vfs, statementcachesize=STATEMENTS_CACHED
@@ -115,6 +122,25 @@ def fold(connection: apsw.Connection) -> None:
     except apsw.FullError:
         # The log was synced before the first page was copied, so nothing depends on the copying.
         log.warning("no room to fold the write-ahead log in: it stays until there is")
+
+
+def make_private(file: Path) -> None:
+    """Make sure that only its owner may read a file, also in a folder that all may look into.
+
+    SQLite gives the log and its index the rights of the database.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+        return
+    # One made before, which is not opened: closing it would give up the locks of this process.
+    for path in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
+        try:
+            if stat.S_IMODE(path.stat().st_mode) != PRIVATE:
+                path.chmod(PRIVATE)
+        except FileNotFoundError:
+            pass
+        except PermissionError:
+            log.warning("%s belongs to another user: its rights stay as they are", path)
 
 
 def make_folder(folder: Path) -> None:
