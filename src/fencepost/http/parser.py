@@ -23,6 +23,7 @@ from fencepost.http.wire import (
     check_coding,
     check_host,
     header_bytes,
+    is_spaced,
     split_target,
 )
 
@@ -32,6 +33,7 @@ _BETWEEN, _HEAD, _BODY = range(3)
 """Where the parser stands: between requests, in a head, in a body."""
 
 _SLASH = 0x2F
+_SPACE = 0x20
 
 
 class Stopped(Exception):  # noqa: N818 - it only carries control out of the parser
@@ -58,16 +60,19 @@ class RequestReader:
         "_fed_bytes",
         "_front",
         "_head_split",
+        "_headed",
         "_headers",
         "_host_seen",
         "_incoming",
         "_keep_alive",
+        "_line_at",
         "_method",
         "_more",
         "_parser",
         "_path",
         "_peer",
         "_phase",
+        "_piece",
         "_query",
         "_repeated",
         "_repeats",
@@ -91,6 +96,9 @@ class RequestReader:
         self._fed_bytes = 0
         self._carried_bytes = 0
         self._head_split = False
+        self._piece: bytes | memoryview = b""  # what was fed with the head that is being read
+        self._line_at = 0  # where in it that head begins; -1 when that is not known
+        self._headed = False  # whether a head ended in it
         # The request that is being read.
         self._method = ""
         self._version = "1.1"
@@ -126,6 +134,15 @@ class RequestReader:
         phase = self._phase
         body_bytes = self._body_bytes
         self._fed_bytes = len(data)
+        if self._head_split:
+            self._piece = bytes(self._piece) + data
+        else:
+            self._piece = data
+            self._headed = False
+            # A request begins behind what is left of the body, if that is known.
+            self._line_at = 0
+            if phase == _BODY:
+                self._line_at = -1 if self._chunked else self.body_bytes_left
         parser = self._parser
         assert parser is not None
         try:
@@ -135,6 +152,8 @@ class RequestReader:
         except httptools.HttpParserError as error:
             raise self._why_stopped(error) from None
         self._head_split = self._phase == _HEAD
+        if not self._head_split:
+            self._piece = b""
         if self._phase != _BETWEEN and phase != _BETWEEN:
             self._carry(progressed=self._body_bytes != body_bytes)
 
@@ -165,6 +184,13 @@ class RequestReader:
             raise Stopped
         self._phase = _HEAD
         self._since_seconds = self._front.now_seconds
+        if self._headed:
+            self._headed = False
+            if self._chunked:
+                self._line_at = -1
+            elif self._line_at >= 0:
+                head_end = bytes(self._piece).find(b"\r\n\r\n", self._line_at) + 4
+                self._line_at = head_end + self._body_bytes
 
     def on_url(self, part: bytes) -> None:
         target = self._target + part if self._target else part
@@ -197,6 +223,18 @@ class RequestReader:
         method = METHODS.get(name)
         if method is None:
             raise Refusal(400, "method_unknown", f"{name.decode()} is not known here")
+        # llhttp skips further spaces in the request line, where another parser sees an empty part.
+        piece, at = self._piece, self._line_at
+        if at < 0:
+            spaced = is_spaced(bytes(piece), name, target)
+        else:
+            while piece[at] < _SPACE:  # llhttp skips empty lines before a request as well
+                at += 1
+            at += len(name) + 1
+            spaced = piece[at] == _SPACE or piece[at + len(target) + 1] == _SPACE
+        if spaced:
+            raise bad_request("the request line has more than one space between its parts")
+        self._headed = True
         self._method = method
         self._phase = _BODY
         self._keep_alive = keep_alive = parser.should_keep_alive()
@@ -331,7 +369,7 @@ class RequestReader:
         garbage collector."""
         self._phase = _BETWEEN
         self._more = None
-        self._body = b""
+        self._body = self._piece = b""
         self.continue_owed = False
         self._parser = None
 

@@ -96,6 +96,12 @@ def _origin_form(target: bytes, headers: dict[bytes, bytes]) -> bytes:
     return origin if origin[:1] == b"/" else b"/" + origin
 
 
+def is_spaced(piece: bytes, method: bytes, target: bytes) -> bool:
+    """Whether a request line somewhere in `piece` has two spaces between its parts."""
+    parts = (re.escape(method), re.escape(target), re.escape(target))
+    return re.search(rb"%b(?:  +%b +| +%b  +)HTTP/" % parts, piece) is not None
+
+
 def header_bytes(pairs: list[tuple[bytes, bytes]]) -> int:
     """How many bytes these header lines take on the wire, without optional white space."""
     return sum(len(name) + len(value) + 4 for name, value in pairs)

@@ -38,6 +38,8 @@ LINE = b"POST /echo HTTP/1.1\r\n"
 HOST = b"Host: test\r\n"
 CHUNKED = LINE + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 
+WHOLE_CHUNKED = CHUNKED + b"5\r\na\r\n b\r\n0\r\nT:  GET /b HTTP/1.1\r\n\r\n"
+
 AMBIGUOUS_LENGTH = {
     "length then coding": LINE + HOST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"0\r\n\r\n",
@@ -127,6 +129,13 @@ MALFORMED_LINES = {
     "a tab in the target": b"GET /\t HTTP/1.1\r\n" + HOST + b"\r\n",
     "a CR in the target": b"GET /\rX HTTP/1.1\r\n" + HOST + b"\r\n",
     "a space in the target": b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
+    "two spaces before the target": b"GET  /a HTTP/1.1\r\n" + HOST + b"\r\n",
+    "two spaces behind the target": b"GET /a  HTTP/1.1\r\n" + HOST + b"\r\n",
+    "two spaces behind an empty line": b"\r\n\r\nGET  /a HTTP/1.1\r\n" + HOST + b"\r\n",
+    "many spaces": b"GET   /a    HTTP/1.1\r\n" + HOST + b"\r\n",
+    "two spaces and the good line in the body": b"POST  /a HTTP/1.1\r\n"
+    + HOST
+    + b"Content-Length: 19\r\n\r\nPOST /a HTTP/1.1\r\n\r",
     "a fragment": b"GET /a#b HTTP/1.1\r\n" + HOST + b"\r\n",
     "a relative target": b"GET echo HTTP/1.1\r\n" + HOST + b"\r\n",
     "an asterisk for GET": b"GET * HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -219,6 +228,50 @@ async def test_it_is_refused_the_same_when_it_arrives_byte_by_byte(
         check_problem(reply, status, code)
         assert await client.rest() == b""
     assert app.requests == []
+
+
+@pytest.mark.parametrize("line", [b"GET  /b HTTP/1.1", b"GET /b  HTTP/1.1"])
+@pytest.mark.parametrize("size", [1, 7, 30, 100, 1000])
+@pytest.mark.parametrize("first", [post("/echo", b"a  b" * 40), get("/echo"), WHOLE_CHUNKED])
+async def test_two_spaces_are_refused_behind_another_request_as_well(
+    line: bytes, first: bytes, size: int
+) -> None:
+    app = ScriptedApp()
+    sent = first + b"\r\n" + line + b"\r\nHost: a\r\nX: GET /b HTTP/1.1\r\n\r\n"
+    async with serving(app) as listening, connected(listening) as client:
+        connection = await _connection(listening)
+        for at in range(0, len(sent), size):
+            connection.data_received(sent[at : at + size])
+        replies = [await client.reply(), await client.reply()]
+
+    assert [reply.status for reply in replies] == [200, 400]
+    assert [request.path for request in app.requests] == [b"/echo"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 100, 1000])
+@pytest.mark.parametrize("first", [post("/echo", b"a  b" * 40), get("/echo"), WHOLE_CHUNKED])
+async def test_requests_behind_each_other_are_taken_however_they_are_cut(
+    first: bytes, size: int
+) -> None:
+    app = ScriptedApp()
+    sent = first + b"\r\n" + first + first
+    async with serving(app) as listening, connected(listening) as client:
+        connection = await _connection(listening)
+        for at in range(0, len(sent), size):
+            connection.data_received(sent[at : at + size])
+        replies = [await client.reply() for _ in range(3)]
+
+    assert [reply.status for reply in replies] == [200, 200, 200]
+
+
+async def test_spaces_in_headers_and_bodies_are_not_those_of_the_line() -> None:
+    app = ScriptedApp()
+    body = b"POST  /echo HTTP/1.1\r\n\r\n"
+    async with serving(app) as listening, connected(listening) as client:
+        for _ in range(2):
+            await client.send(post("/echo", body, "X: a  b"))
+            assert (await client.reply()).status == 200
+    assert [request.body for request in app.requests] == [body, body]
 
 
 async def _connection(listening: Listening) -> Connection:
