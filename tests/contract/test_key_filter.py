@@ -312,6 +312,11 @@ def _undo_index(folder: Path) -> None:
         CREATE INDEX keys_by_expiry ON keys (expires_ms) WHERE expires_ms IS NOT NULL;
         DROP TABLE key_places;
         DROP TABLE key_index;
+        DROP TABLE meshes;
+        DROP TABLE topic_members;
+        DROP TABLE sends;
+        DROP TABLE send_places;
+        DROP TABLE send_index;
         DROP TABLE writer_history;
         DROP TABLE groups;
         DROP TABLE leases;

@@ -1,7 +1,7 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
 The file has a table for each layer: [server], [http], [limits], [subscriptions], [auth], [groups],
-[store].
+[mesh], [store].
 A key that no layer knows is an error: a misspelt limit is no limit. An environment variable is
 FENCEPOST_ and the table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS. Beside the tables
 the file may have any number of [[retention]] policies, [[principals]] and [[producer_rules]]; the
@@ -29,6 +29,7 @@ from fencepost.protocol.globs import BadGlob, parse_glob
 from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.retention import Policy, Retention
+from fencepost.protocol.sends import MeshLimits
 from fencepost.server.auth import Auth, AuthConfigError
 from fencepost.server.settings import (
     AuthSettings,
@@ -50,10 +51,12 @@ TABLES: dict[str, type] = {
     "subscriptions": SubscriptionSettings,
     "auth": AuthSettings,
     "groups": GroupLimits,
+    "mesh": MeshLimits,
     "store": SqliteSettings,
 }
 _COMPOSED = {
-    *("http", "limits", "subscriptions", "auth", "groups", "principals", "producer_rules"),
+    *("http", "limits", "subscriptions", "auth", "groups", "mesh"),
+    *("principals", "producer_rules"),
     *("folder", "url", "vfs", "synchronous", "retention"),
 }
 """Fields that are tables of their own, or not for a file to set: an answer is durable, always."""
@@ -67,7 +70,7 @@ _MAY_BE_ZERO = {
     "loop_commit_us_max",
     "worker_port",
     *("jwt_leeway_s", "appends_per_s", "claims_per_s", "raises_per_s", "open_claims_max"),
-    *("abandon_ratio_max", "audit_refusals_per_s"),
+    *("abandon_ratio_max", "audit_refusals_per_s", "sends_per_s", "delivery_inline_bytes_max"),
 }
 ENGINES: dict[str, type] = {"SQLite": SqliteSettings, "PostgreSQL": PostgresSettings}
 """The kinds that [store] can be of."""
@@ -106,15 +109,17 @@ def load(
     for table, values in (*environment.items(), *overrides.items()):
         tables.setdefault(table, {}).update(values)
     groups = _make("groups", GroupLimits, tables)
+    mesh = _make("mesh", MeshLimits, tables)
     server = ServerSettings(
         http=_make("http", HttpSettings, tables),
         limits=_make("limits", Limits, tables),
         subscriptions=_make("subscriptions", SubscriptionSettings, tables),
         auth=_auth(tables, lists),
         groups=groups,
+        mesh=mesh,
         **_checked("server", ServerSettings, tables),
     )
-    return server, replace(_store(places, tables, policies), groups=groups)
+    return server, replace(_store(places, tables, policies), groups=groups, mesh=mesh)
 
 
 def load_store(config: Path | None, *, folder: Path | None, url: str | None) -> AnyStoreSettings:

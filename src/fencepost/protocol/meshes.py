@@ -168,6 +168,11 @@ def is_managed(path: str) -> bool:
     return path == ROOT or path.startswith(f"{ROOT}/")
 
 
+def names_root(mesh: str) -> str:
+    """What the paths of all streams of a mesh begin with."""
+    return f"{ROOT}/{mesh}/"
+
+
 def topic_path(mesh: str, topic: str) -> str:
     """The stream that holds the messages of a topic."""
     return f"{ROOT}/{mesh}/topic/{topic}"

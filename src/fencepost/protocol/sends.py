@@ -45,6 +45,29 @@ class SendLimits:
 DEFAULT_LIMITS = SendLimits()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshLimits(SendLimits):
+    """Every bound on meshes and sends, and the switch for dedupe."""
+
+    dedupe: bool = True
+    """Whether sends are deduplicated. Off: no row is read or written, and rows that exist stay."""
+    sends_per_s: float = 0.0
+    """Sends a second of one sender; 0 is no limit. A repeated send is never counted."""
+    sends_burst_s: float = 2.0
+    """How many seconds' worth of sends may come at once."""
+    meshes_max: int = 1_000
+    """Meshes that exist at once."""
+    mesh_names_max: int = 100_000
+    """Members, topics and queues of one mesh, together."""
+
+    @property
+    def rate(self) -> Rate | None:
+        """How fast one sender may go."""
+        if not self.sends_per_s:
+            return None
+        return Rate(self.sends_per_s, max(1.0, self.sends_per_s * self.sends_burst_s))
+
+
 class SendKey(NamedTuple):
     """What an id is unique within: without the sender, one could swallow another's message."""
 

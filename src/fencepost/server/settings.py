@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fencepost.http.settings import HttpSettings
 from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.limits import Limits
+from fencepost.protocol.sends import MeshLimits
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 
 
@@ -117,6 +118,7 @@ class ServerSettings:
     subscriptions: SubscriptionSettings = field(default_factory=SubscriptionSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     groups: GroupLimits = field(default_factory=GroupLimits)
+    mesh: MeshLimits = field(default_factory=MeshLimits)
 
     long_poll_ms: int = 30_000
     """How long a long-poll waits for data before it is answered 204."""

@@ -27,6 +27,7 @@ from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutco
 from fencepost.protocol.creates import Create, CreateOutcome
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import KEEP_ALL, Cut, Retention, Uncut
+from fencepost.protocol.sends import SendOutcome
 from fencepost.protocol.streams import Lifetime, Segment
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.protocol.writers import (
@@ -37,6 +38,7 @@ from fencepost.protocol.writers import (
     WriterOpenOutcome,
 )
 from fencepost.store.group_contract import GroupOutcome, GroupRequest
+from fencepost.store.mesh_contract import MeshOutcome, MeshRequest, SendRequest
 
 
 class Missing(NamedTuple):
@@ -318,6 +320,17 @@ class Store(Protocol):
 
     def work(self, request: GroupRequest, done: Callable[[GroupOutcome | Failure], None]) -> None:
         """Decide a request about a group: make it, claim, ack, operate on its targets."""
+        ...
+
+    def mesh(self, request: MeshRequest, done: Callable[[MeshOutcome | Failure], None]) -> None:
+        """Decide a request about a mesh: make or end it, its topics, members and queues."""
+        ...
+
+    def send(self, request: SendRequest, done: Callable[[SendOutcome | Failure], None]) -> None:
+        """Store a message with its dedupe row and its deliveries, all of them or none.
+
+        The same send again is recognised as long as its row exists, also after a crash.
+        """
         ...
 
     def delete(

@@ -28,9 +28,12 @@ from fencepost.store.contract import (
 )
 from fencepost.store.group_contract import GroupReads
 from fencepost.store.log_contract import ListStore, LogStore
+from fencepost.store.maintain.jobs import sweep_sends
+from fencepost.store.mesh_contract import MeshReads
 from fencepost.store.read.groups import SqlGroupReads
 from fencepost.store.read.lists import SqlLists
 from fencepost.store.read.log import SqlLogs
+from fencepost.store.read.meshes import SqlMeshReads
 from fencepost.store.read.scans import Scans
 from fencepost.store.settings import PostgresSettings, SqliteSettings
 from fencepost.store.sql import Schema
@@ -63,6 +66,9 @@ class Opened:
     logs: LogStore
     lists: ListStore
     groups: GroupReads
+    meshes: MeshReads
+    sweep_sends: Callable[[], Awaitable[int]]
+    """Forget some sends whose time is over; how many."""
     subscriptions: SubscriptionStore | None
     """Where subscriptions are kept; None where several servers share the store."""
     leading: Leadership | None = None
@@ -207,6 +213,8 @@ def _open_sqlite(
         logs=SqlLogs(scans, limits),
         lists=SqlLists(store.readers, store.decider.holds),
         groups=SqlGroupReads(store.readers),
+        meshes=SqlMeshReads(store.readers),
+        sweep_sends=lambda: store.between_commits(partial(sweep_sends, clock.now_ms())),
         subscriptions=subscriptions,
         secret=subscriptions.secret,
         background=(upkeep.run, upkeep.fold),
@@ -256,6 +264,8 @@ async def _open_postgres(
         logs=SqlLogs(scans, limits),
         lists=SqlLists(store.readers),
         groups=SqlGroupReads(store.readers),
+        meshes=SqlMeshReads(store.readers),
+        sweep_sends=lambda: store.between_commits(partial(sweep_sends, clock.now_ms())),
         subscriptions=None,
         leading=leading,
         secret=partial(secret, store),

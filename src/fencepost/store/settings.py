@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.retention import Policy
+from fencepost.protocol.sends import MeshLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class StoreSettings:
     """How often expired streams are looked for."""
     groups: GroupLimits = field(default_factory=GroupLimits)
     """Bounds on groups, their targets and leases. In a file this is the table [groups]."""
+    mesh: MeshLimits = field(default_factory=MeshLimits)
+    """Bounds on meshes and sends, and the switch for dedupe. In a file this is the table [mesh]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

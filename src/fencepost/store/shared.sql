@@ -118,7 +118,7 @@ SELECT first_bytes, segments FROM streams WHERE fork IS NOT NULL AND state < 2
 -- Consumer groups
 
 -- name: count_groups
-SELECT count(*) FROM groups WHERE state = 0
+SELECT count(*) FROM groups WHERE state = 0 AND name NOT LIKE 'mesh:%'
 
 -- name: deleted_groups
 SELECT id FROM groups WHERE state = 1 ORDER BY id LIMIT 1
@@ -133,3 +133,64 @@ WHERE position <= :position ORDER BY position DESC LIMIT 1
 SELECT id, content_type FROM streams WHERE path = :path AND state < 2
 UNION ALL
 SELECT id, content_type FROM streams WHERE path = :path AND state = 2
+
+-- Meshes
+
+-- name: find_mesh
+SELECT id, name, state, settings, created_ms FROM meshes
+WHERE name = :name AND state < 2
+
+-- name: meshes_after
+SELECT id, name, state, settings, created_ms FROM meshes
+WHERE state = 0 AND name > :after ORDER BY name LIMIT :limit
+
+-- name: meshes_to_drop
+SELECT id, name, state, settings, created_ms FROM meshes WHERE state > 0 ORDER BY id LIMIT 1
+
+-- name: count_meshes
+SELECT count(*) FROM meshes WHERE state < 2
+
+-- name: save_mesh
+INSERT INTO meshes (id, name, state, settings, created_ms)
+VALUES (:id, :name, :state, :settings, :created_ms)
+ON CONFLICT (id) DO UPDATE SET state = excluded.state
+
+-- name: drop_mesh
+DELETE FROM meshes WHERE id = :id
+
+-- name: members_of_topic
+SELECT member FROM topic_members WHERE mesh = :mesh AND topic = :topic ORDER BY member
+
+-- name: topic_members_after
+SELECT member, created_ms FROM topic_members
+WHERE mesh = :mesh AND topic = :topic AND member > :after ORDER BY member LIMIT :limit
+
+-- name: topics_of_member
+SELECT topic FROM topic_members WHERE mesh = :mesh AND member = :member ORDER BY topic
+
+-- name: save_topic_member
+INSERT INTO topic_members (mesh, topic, member, created_ms)
+VALUES (:mesh, :topic, :member, :created_ms)
+
+-- name: drop_topic_member
+DELETE FROM topic_members WHERE mesh = :mesh AND topic = :topic AND member = :member
+
+-- name: drop_topic_members
+DELETE FROM topic_members WHERE mesh = :mesh AND topic = :topic
+
+-- name: count_streams_between
+SELECT count(*) FROM streams WHERE state < 2 AND path >= :first AND path < :last
+
+-- name: streams_between_paths
+SELECT path, id, created_ms, tail_messages, tail_bytes, first_messages, first_bytes FROM streams
+WHERE state < 2 AND state = 0 AND path > :after AND path < :last ORDER BY path LIMIT :limit
+
+-- name: count_sends
+SELECT count(*) FROM sends
+
+-- name: any_expired_send
+SELECT 1 FROM sends WHERE expires_ms IS NOT NULL AND expires_ms <= :now_ms LIMIT 1
+
+-- name: stream_at_path
+SELECT path, id, created_ms, tail_messages, tail_bytes, first_messages, first_bytes FROM streams
+WHERE path = :path AND state < 2 AND state = 0

@@ -10,7 +10,8 @@ runs them one after the other; `MaintainedStore` is what they need of a store.
   global log as long as the log's own retention says; then they are purged, except those that a fork
   still reads. A purge goes from the beginning of a stream to its end and never leaves a hole; what
   producers must remember of the purged batches is kept apart.
-* Idempotency-Keys, staged parts and silent producers are forgotten when their time is over.
+* Idempotency-Keys, dedupe rows of sends, staged parts and silent producers are forgotten when their
+  time is over.
 * The rows of a deleted group go in pieces; until then no request finds them.
 """
 
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fencepost.clock import Clock
 from fencepost.protocol.commits import Part
+from fencepost.protocol.meshes import names_root
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import (
     KEEP_ALL,
@@ -39,12 +41,14 @@ from fencepost.protocol.retention import (
 from fencepost.protocol.streams import PACKED_BYTES, RECENT_BATCHES, Segment, pack
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.maintain import purge as purges
+from fencepost.store.mesh_contract import DropMesh
 from fencepost.store.read import log_plan as plans
 from fencepost.store.read.chunks import Readers
 from fencepost.store.records import TRUNCATED
 from fencepost.store.settings import StoreSettings
 from fencepost.store.sql import Connection, Row
 from fencepost.store.write.decider import Decider
+from fencepost.store.write.sends import GONE, mesh_from_row
 
 T = TypeVar("T")
 
@@ -99,6 +103,22 @@ def drop_deleted_group(connection: Connection) -> int:
         return dropped
 
 
+def paths_of(mesh: str, limit: int, connection: Connection) -> list[str]:
+    """Some streams of a mesh."""
+    root = names_root(mesh)
+    rows = connection.fetch("streams_between_paths", (root, root[:-1] + "0", limit))
+    return [row[0] for row in rows]
+
+
+def _purge_mesh(mesh_id: int, connection: Connection) -> int:
+    """Remove some dedupe rows of a deleted mesh, and behind the last of them the mesh."""
+    with connection:
+        purged = connection.execute("purge_sends", (mesh_id, KEYS_PER_SWEEP_MAX))
+        if not purged:
+            connection.execute("drop_mesh", (mesh_id,))
+    return purged
+
+
 class Upkeep:
     """The background jobs of one store."""
 
@@ -121,9 +141,11 @@ class Upkeep:
             keeper.forget_producers,
             self.tally,
             self.sweep_keys,
+            self.sweep_sends,
             self.sweep_parts,
             self.forget_parts,
             self.drop_groups,
+            self.drop_meshes,
         )
 
     async def run(self) -> None:
@@ -137,6 +159,20 @@ class Upkeep:
     async def drop_groups(self) -> int:
         """Remove a piece of the rows of a deleted group, and the group behind the last of them."""
         return await self._store.between_commits(drop_deleted_group)
+
+    async def drop_meshes(self) -> int:
+        """Remove a piece of a mesh that is being deleted: streams first, then dedupe rows."""
+        rows = await self._fetch("meshes_to_drop")
+        if not rows:
+            return 0
+        [row] = rows
+        mesh, state = mesh_from_row(row), row[2]
+        if state == GONE:
+            return await self._store.between_commits(partial(_purge_mesh, mesh.id))
+        paths = await self._store.readers.run(partial(paths_of, mesh.name, STREAMS_PER_SWEEP_MAX))
+        request = DropMesh(mesh.name, paths, is_last=len(paths) < STREAMS_PER_SWEEP_MAX)
+        await self._store.decide(lambda decider: decider.meshes.decide(request))
+        return len(paths)
 
     async def attempt(self, job: Callable[[], Awaitable[object]]) -> None:
         """Do a job; when it fails it is logged, and tried again with the next round."""
@@ -194,6 +230,13 @@ class Upkeep:
         if not await self._fetch("any_expired_key", now_ms):
             return 0
         return await self._store.between_commits(partial(_sweep_keys, now_ms))
+
+    async def sweep_sends(self) -> int:
+        """Forget some sends whose time is over; how many."""
+        now_ms = self._clock.now_ms()
+        if not await self._fetch("any_expired_send", now_ms):
+            return 0
+        return await self._store.between_commits(partial(sweep_sends, now_ms))
 
     async def sweep_parts(self) -> int:
         """Drop staged parts that were not committed in time."""
@@ -264,6 +307,14 @@ def _sweep_keys(before_ms: int, connection: Connection) -> int:
     swept = 0
     with connection:
         swept += connection.execute("sweep_keys", (before_ms, KEYS_PER_SWEEP_MAX))
+    return swept
+
+
+def sweep_sends(before_ms: int, connection: Connection) -> int:
+    """Forget some sends whose time was over; how many there were."""
+    swept = 0
+    with connection:
+        swept += connection.execute("sweep_sends", (before_ms, KEYS_PER_SWEEP_MAX))
     return swept
 
 

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 from fencepost.protocol.appends import KeyRecord
 from fencepost.protocol.commits import Part
+from fencepost.protocol.meshes import destination_path, inbox_path
 from fencepost.protocol.streams import Producer
 from fencepost.store import records
 from fencepost.store.group_contract import GroupRequest
+from fencepost.store.mesh_contract import SendRequest
 from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
 from fencepost.store.postgres.groups import TurnGroupRows
 from fencepost.store.postgres.requests import Needs
@@ -123,6 +125,7 @@ class BulkLoader(DiskLoader):
         self.absent: set[str] = set()
         """Paths that were looked for, and that no stream had."""
         self._keys: dict[KeyPlace, tuple[KeyRecord, bytes] | None] = {}
+        self._sends: dict[KeyPlace, Row | None] = {}
         self._parts: dict[Part, StagedPart | None] = {}
         self._chunks: dict[Part, dict[int, ChunkRow]] = {}
         self._digests: dict[tuple[Part, int], bytes | None] = {}
@@ -176,6 +179,35 @@ class BulkLoader(DiskLoader):
             for row in await connection.fetch("find_keys", _columns(places)):
                 self._keys[row[0], row[1], row[2]] = records.key_from_row(tuple(row[3:]))
 
+    async def load_sends(
+        self, connection: WritingConnection, ledger: Ledger, requests: Sequence[SendRequest]
+    ) -> None:
+        """Load what sends are decided on: meshes, members of topics, dedupe rows, streams."""
+        meshes = ledger.meshes
+        names = meshes.unknown_meshes({request.mesh for request in requests})
+        if names:
+            meshes.take_meshes(names, await connection.fetch("find_meshes", (names,)))
+        known = [(mesh, r.send) for r in requests if (mesh := meshes.find(r.mesh)) is not None]
+        if not known:
+            return
+        topics = {(mesh.id, send.ref) for mesh, send in known if send.kind == "topic"}
+        unknown = meshes.unknown_topics(topics)
+        if unknown:
+            rows = await connection.fetch("find_topic_members", _columns(unknown))
+            meshes.take_topics(unknown, rows)
+        places = [(mesh.id, send.sender, send.client_message_id) for mesh, send in known]
+        self._sends = dict.fromkeys(places)
+        for row in await connection.fetch("find_sends", _columns(places)):
+            self._sends[row[0], row[1], row[2]] = tuple(row[3:])
+        paths = {destination_path(mesh.name, send.kind, send.ref) for mesh, send in known}
+        for mesh, send in known:
+            # A repeated send is delivered to no inbox again.
+            place = (mesh.id, send.sender, send.client_message_id)
+            if send.kind == "topic" and self._sends[place] is None:
+                members = meshes.members((mesh.id, send.ref))
+                paths.update(inbox_path(mesh.name, member) for member in members)
+        await self.load(connection, ledger, Needs(paths))
+
     async def _load_parts(
         self, connection: WritingConnection, needs: Needs, *, locking: bool
     ) -> None:
@@ -203,6 +235,7 @@ class BulkLoader(DiskLoader):
         """Forget what there may be any number of, and most of which is used once."""
         self.turn_groups.forget()
         self._keys.clear()
+        self._sends.clear()
         self._parts.clear()
         self._chunks.clear()
         self._digests.clear()
@@ -218,6 +251,9 @@ class BulkLoader(DiskLoader):
 
     def key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
         return self._keys[place] if place in self._keys else super().key(place)
+
+    def send(self, place: KeyPlace) -> Row | None:
+        return self._sends[place] if place in self._sends else super().send(place)
 
     def part(self, part: Part) -> StagedPart | None:
         return self._parts[part] if part in self._parts else super().part(part)
@@ -278,6 +314,12 @@ class Cache:
     ) -> None:
         """Load the rows of groups that some requests name or may claim."""
         await self._loader.turn_groups.load(connection, requests, now_ms)
+
+    async def load_sends(
+        self, connection: WritingConnection, requests: Sequence[SendRequest]
+    ) -> None:
+        """Load what some sends are decided on."""
+        await self._loader.load_sends(connection, self._ledger, requests)
 
     async def _refresh(self, connection: WritingConnection, counters: Row) -> bool:
         """Make the ledger correct after another node has written; whether all of it was dropped."""

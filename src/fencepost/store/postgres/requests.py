@@ -14,6 +14,7 @@ from fencepost.protocol.appends import Append
 from fencepost.protocol.commits import Commit, Part
 from fencepost.store.contract import Upload
 from fencepost.store.group_contract import GroupRequest
+from fencepost.store.mesh_contract import SendRequest
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.locks import (
     mark_of_key,
@@ -88,6 +89,8 @@ class Request(NamedTuple):
     """The connection whose open transaction it is decided in, and ends."""
     about_group: GroupRequest | None = None
     """The request about a group that it is, whose rows the turn loads."""
+    about_send: SendRequest | None = None
+    """The send that it is, for which the turn loads its dedupe row and its streams."""
 
 
 def needs_of(touched: Commit | Upload | Part | Paths | WriterName) -> Needs:

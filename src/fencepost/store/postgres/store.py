@@ -42,6 +42,7 @@ from fencepost.store.contract import (
 )
 from fencepost.store.group_contract import GroupRequest
 from fencepost.store.large.commits import LargeCommits
+from fencepost.store.mesh_contract import SendRequest
 from fencepost.store.postgres.cache import BulkLoader, Cache
 from fencepost.store.postgres.cluster.feed import Feed, Notifier
 from fencepost.store.postgres.driver.connection import PostgresConnection, connect
@@ -186,6 +187,9 @@ class PostgresStore(WriteFront):
     ) -> None:
         if isinstance(touched, GroupRequest):
             self.turns.submit(Request(work, done, about_group=touched))
+            return
+        if isinstance(touched, SendRequest):
+            self.turns.submit(Request(work, done, size=size, about_send=touched))
             return
         self.turns.submit(Request(work, done, needs_of(touched), size))
 

@@ -245,6 +245,9 @@ class Turns:
         groups = [r.about_group for r in batch if r.about_group is not None]
         if groups:
             await self._cache.load_groups(connection, groups, self._decider.tick())
+        sends = [r.about_send for r in batch if r.about_send is not None]
+        if sends:
+            await self._cache.load_sends(connection, sends)
         group = self._decider.new_group()
         outcomes = [(request.done, request.work(self._decider)) for request in batch]
         self._cache.decided(group)
@@ -398,6 +401,8 @@ def statements(sealed: LedgerGroup) -> Iterator[tuple[str, Sequence[Row]]]:
         )
     if sealed.key_rows:
         yield "save_key", sealed.key_rows
+    if sealed.sends:
+        yield "save_send", list(sealed.sends.values())
     yield from _gathered(sealed.statements)
     yield from sealed.bulk
 

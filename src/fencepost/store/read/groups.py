@@ -18,6 +18,7 @@ from fencepost.protocol.globs import Glob
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import Correlated, Parked, Target, message_target
 from fencepost.protocol.logs import Selection
+from fencepost.protocol.streams import JSON
 from fencepost.store.group_contract import (
     Correlation,
     Event,
@@ -267,8 +268,19 @@ def _events_of_stream(
     connection: Connection, path: str, content_type: str, stream: int, low: int, limit: int
 ) -> Iterator[Event]:
     place = _place(connection, stream, low)
-    if place is None:
-        return
+    if place is not None:
+        yield from stream_events(connection, path, stream, place, limit, content_type)
+
+
+def stream_events(
+    connection: Connection,
+    path: str,
+    stream: int,
+    place: int,
+    limit: int,
+    content_type: str = JSON,
+) -> Iterator[Event]:
+    """The messages of a stream from a byte offset on, `limit` rows read at a time."""
     while True:
         rows = run(connection, "stream_events", stream=stream, place=place, limit=limit)
         for row in rows:

@@ -46,7 +46,7 @@ PAGE_BYTES = 4096
 
 QUERIES = load_store_queries(
     "fencepost.store.sqlite",
-    ("queries", "keys", "logs", "lists", "retention", "subscriptions", "groups"),
+    ("queries", "keys", "logs", "lists", "retention", "subscriptions", "groups", "meshes"),
 )
 
 
@@ -259,6 +259,9 @@ class LedgerWriter:
         self._write_rows(sealed.updates, sealed.inserts, sealed.rows, producers)
         if sealed.key_rows:
             sealed.numbered_keys.append((sealed.keys, self._write_keys(sealed.key_rows)))
+        if sealed.sends:
+            last_id = self._write_keys(list(sealed.sends.values()), "save_send")
+            sealed.numbered_sends.append((sealed.sends, last_id))
         self._write_statements(sealed.statements)
         for statement, rows in sealed.bulk:
             self.connection.execute_many(statement, rows)
@@ -271,10 +274,10 @@ class LedgerWriter:
         self._write_statements(piece.statements)
         return last_id
 
-    def _write_keys(self, rows: list[Row]) -> int:
+    def _write_keys(self, rows: list[Row], statement: str = "save_key") -> int:
         """Write rows of keys, which get consecutive numbers; the last of these."""
         if rows:
-            self.connection.execute_many("save_key", rows)
+            self.connection.execute_many(statement, rows)
         return self.connection.raw.last_insert_rowid()
 
     def _write_rows(

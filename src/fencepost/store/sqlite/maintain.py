@@ -15,7 +15,7 @@ from fencepost.clock import Clock
 from fencepost.store.maintain.jobs import KEYS_PER_SWEEP_MAX, Upkeep
 from fencepost.store.sqlite.connection import PAGE_BYTES, SqliteConnection
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.write.keys import read_piece
+from fencepost.store.write.keys import KeyFilter, KeyPlace, KeyTable, read_piece
 
 FREE_PAGES_KEPT = 256
 """Free pages that are not worth giving back: the next messages will want them."""
@@ -74,31 +74,39 @@ class SqliteUpkeep(Upkeep):
         )
 
     async def learn_keys(self) -> int:
-        """Let the filter of keys know those on disk; how many there were."""
-        keys = self._file.keys
+        """Let the filters of keys and of sends know those on disk; how many there were."""
+        ledger = self._file.ledger
+        learned = await self._learn(self._file.keys, ledger.kept_keys)
+        return learned + await self._learn(self._file.sends, ledger.sends.kept)
+
+    async def _learn(self, keys: KeyFilter, kept: Callable[[], list[KeyPlace]]) -> int:
+        table = keys.table
         if keys.is_complete and keys.is_full:
-            [(count,)] = await self._fetch("count_keys")
+            [(count,)] = await self._fetch(table.count_rows)
             # The keys of a large commit are for some time neither on disk nor in a group.
             if self._file.decider.holds.held is None:
-                keys.begin_again(count, self._file.ledger.kept_keys())
+                keys.begin_again(count, kept())
         learned = 0
         while (after := keys.next_piece) is not None:
-            hashes, last = await self._file.readers.run(partial(read_piece, after=after))
+            piece = partial(read_piece, after=after, table=table)
+            hashes, last = await self._file.readers.run(piece)
             keys.learn(hashes, last)
             learned += len(hashes)
         return learned
 
     async def index_keys(self, *, at_least: int | None = None) -> int:
-        """Put the keys that were used last into the index, if they are enough; how many."""
-        recent = self._file.keys.recent
+        """Put the keys and sends that came last into their index, if they are enough; how many."""
         enough = self._file.settings.key_index_keys
-        if len(recent) < (enough if at_least is None else at_least):
-            return 0
-        recent.begin_indexing()
         indexed = 0
-        while count := await self._file.between_commits(partial(_index_some, enough)):
-            indexed += count
-        recent.end_indexing()
+        for keys in (self._file.keys, self._file.sends):
+            recent = keys.recent
+            if len(recent) < (enough if at_least is None else at_least):
+                continue
+            recent.begin_indexing()
+            piece = partial(_index_some, enough, keys.table)
+            while count := await self._file.between_commits(piece):
+                indexed += count
+            recent.end_indexing()
         return indexed
 
     async def sweep_keys(self) -> int:
@@ -144,14 +152,14 @@ class SqliteUpkeep(Upkeep):
         return True
 
 
-def _index_some(count_max: int, connection: SqliteConnection) -> int:
+def _index_some(count_max: int, table: KeyTable, connection: SqliteConnection) -> int:
     """Put some keys into the index; how many there were."""
     with connection:
-        [(last,)] = connection.fetch("last_to_index", (count_max,))
+        [(last,)] = connection.fetch(table.last_to_index, (count_max,))
         if last is None:
             return 0
-        indexed = connection.execute("index_keys", (last,))
-        connection.execute("mark_indexed", (last,))
+        indexed = connection.execute(table.index_rows, (last,))
+        connection.execute(table.mark_indexed, (last,))
     return indexed
 
 

@@ -91,6 +91,7 @@ class SqliteStore(WriteFront):
         super().__init__(settings, decider, large)
         self.ledger = decider.ledger
         self.keys = self.ledger.filter_keys()
+        self.sends = self.ledger.sends.use_filter()
         self._closing = False
         self._listeners: list[Listener] = []
         self.wal_pages = self._folded_pages = 0

@@ -93,6 +93,7 @@ from fencepost.store.write.group_decider import GroupDecider
 from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
 from fencepost.store.write.loader import DiskLoader, Loader
+from fencepost.store.write.mesh_decider import MeshDecider
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +176,7 @@ class Decider:
             head=lambda: head_of(connection),
             audit=self._note,
         )
+        self.meshes = MeshDecider(self, settings.mesh)
         self.counts = Counts()
         self.watchers: list[Watcher] = []
         self.holds = Holds()
@@ -272,7 +274,7 @@ class Decider:
         outcome = decide_append(stream, None, request, lost=lost, position=position, now_ms=now_ms)
         outcome = self.claims.settle(request, None, outcome, now_ms)
         if isinstance(outcome, Appended):
-            entry = self._make(stream)
+            entry = self.make(stream)
             self.ledger.apply(self.group, entry, request, outcome, now_ms)
             self.counts.add(request)
         return outcome
@@ -281,7 +283,7 @@ class Decider:
         """Whether the lease that an append rests on is not current."""
         return None if conditions.lease is None else self.groups.check(conditions.lease)
 
-    def _make(self, stream: Stream) -> Entry:
+    def make(self, stream: Stream) -> Entry:
         """Take in a stream that an append makes; its messages follow."""
         entry = self.ledger.add(self.group, stream)
         for watcher in self.watchers:
@@ -313,7 +315,7 @@ class Decider:
                 return prepared
             acks = prepared
         if isinstance(outcome, Committed):
-            self._carry_out(draft)
+            self.carry_out(draft)
             self.groups.apply(acks)
             self._keep_commit(request, draft, outcome, now_ms)
             self.claims.take_over(draft.standings)
@@ -371,10 +373,10 @@ class Decider:
         assert request.key is not None
         return self.ledger.find_commit_key(request.principal, request.key)
 
-    def _carry_out(self, draft: Draft) -> None:
+    def carry_out(self, draft: Draft) -> None:
         """Do what a draft has decided, on the ledger and in the open group."""
         for stream in draft.made.values():
-            self._make(stream)
+            self.make(stream)
         draft.carry_out(self.group)
         for append, _ in draft.decided:
             self.counts.add(append)
@@ -481,7 +483,7 @@ class Decider:
         entry = self.alive(path, self.tick())
         if entry is None or entry.stream.soft_deleted:
             return Missing() if entry is None else SoftDeleted()
-        self._remove(entry, REMOVED)
+        self.remove(entry, REMOVED)
         return Deleted()
 
     def truncate(
@@ -515,7 +517,8 @@ class Decider:
         self.ledger.truncate(self.group, entry, first)
         return True
 
-    def _remove(self, entry: Entry, kind: int) -> None:
+    def remove(self, entry: Entry, kind: int) -> None:
+        """End a stream, and tell those who watch streams."""
         self.claims.end_all(entry, self.ledger.last_ms)
         self.ledger.remove(self.group, entry, kind)
         for watcher in self.watchers:
@@ -527,7 +530,7 @@ class Decider:
         entry = None if self._is_held(path) else self.ledger.find(path)
         if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
             return False
-        self._remove(entry, EXPIRED)
+        self.remove(entry, EXPIRED)
         return True
 
     def _is_held(self, path: str) -> bool:
@@ -546,7 +549,7 @@ class Decider:
         entry = self.ledger.find(path)
         if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
             return entry
-        self._remove(entry, EXPIRED)
+        self.remove(entry, EXPIRED)
         return None if entry.gone else entry
 
     # What the upkeep asks for

@@ -16,6 +16,7 @@ from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutco
 from fencepost.protocol.creates import Create, CreateOutcome
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import Cut, Uncut
+from fencepost.protocol.sends import SendOutcome
 from fencepost.protocol.writers import WriterForgetOutcome, WriterOpen, WriterOpenOutcome
 from fencepost.store.contract import (
     BadOffset,
@@ -29,6 +30,13 @@ from fencepost.store.contract import (
 )
 from fencepost.store.group_contract import GroupOutcome, GroupRequest
 from fencepost.store.large.commits import LargeCommits, is_large
+from fencepost.store.mesh_contract import (
+    DropName,
+    MakeName,
+    MeshOutcome,
+    MeshRequest,
+    SendRequest,
+)
 from fencepost.store.settings import StoreSettings
 from fencepost.store.write.decider import Decider
 
@@ -45,7 +53,7 @@ class WriterName(NamedTuple):
     name: str
 
 
-Touched = Commit | Upload | Part | Paths | WriterName | GroupRequest
+Touched = Commit | Upload | Part | Paths | WriterName | GroupRequest | SendRequest
 """What a request is about: its streams, staged parts, keys, writer, or group."""
 
 
@@ -164,3 +172,17 @@ class WriteFront(ABC):
 
     def work(self, request: GroupRequest, done: Callable[[GroupOutcome | Failure], None]) -> None:
         self._decide(lambda decider: decider.groups.decide(request), done, request)
+
+    # No large commit holds a stream of a mesh: only sends write to those.
+
+    def mesh(self, request: MeshRequest, done: Callable[[MeshOutcome | Failure], None]) -> None:
+        told: Callable[[Any], None] = done
+        paths: tuple[str, ...] = ()
+        if isinstance(request, MakeName | DropName):
+            paths = (request.path,)
+            told = self._reshaping(request.path, done)
+        self._decide(lambda decider: decider.meshes.decide(request), told, Paths(paths))
+
+    def send(self, request: SendRequest, done: Callable[[SendOutcome | Failure], None]) -> None:
+        size = request.send.body.size
+        self._decide(lambda decider: decider.meshes.send(request), done, request, size)

@@ -72,7 +72,7 @@ from fencepost.store.group_contract import (
     RenewLeases,
     TargetMissing,
 )
-from fencepost.store.write.groups import GroupChanges, Groups
+from fencepost.store.write.groups import MESH, GroupChanges, Groups
 
 CANDIDATES_MAX = 1_000
 """Rows that a claim looks at when its worker may not read every source."""
@@ -135,12 +135,14 @@ class GroupDecider:
     def _make(self, request: MakeGroup) -> GroupMade | GroupExists | GroupInvalid | LimitExceeded:
         now_ms = self._tick()
         current = self._groups.find_group(request.group)
+        of_mesh = request.group.startswith(MESH)
         outcome = decide_group(
             current,
             request.group,
             request.settings,
             group_id=self._ledger.next_stream,
-            groups_count=0 if current is not None else self._groups.count(),
+            # Groups of meshes are as many as these have members and queues, which are bounded.
+            groups_count=0 if current is not None or of_mesh else self._groups.count(),
             limits=self._limits,
             head=self._head(),
             now_ms=now_ms,

@@ -16,6 +16,8 @@ from fencepost.protocol.groups import Group, GroupSettings
 from fencepost.protocol.leases import Parked, Slots, Target
 from fencepost.store.sql import Connection, Row
 
+MESH = "mesh:"
+"""What the names of the groups of meshes begin with."""
 LIVE, DELETED = 0, 1
 IDLE, READY, DUE, BLOCKED = range(4)
 """States of a target's row: by what a claim finds it."""
@@ -105,14 +107,17 @@ class Groups:
         return None if found is None or found.id in deleted else found
 
     def count(self) -> int:
-        """How many groups exist."""
+        """How many groups exist, without those of meshes."""
         [(count,)] = self._connection.fetch("count_groups")
         assert isinstance(count, int)
         known: dict[int, Group | None] = {}
         for changes in self._pending:
             known |= changes.groups
         for group_id, group in known.items():
-            on_disk = bool(self._connection.fetch("find_group_by_id", (group_id,)))
+            if group is not None and group.name.startswith(MESH):
+                continue
+            rows = self._connection.fetch("find_group_by_id", (group_id,))
+            on_disk = bool(rows) and not rows[0][1].startswith(MESH)
             count += (group is not None) - on_disk
         return count
 

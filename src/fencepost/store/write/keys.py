@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fencepost.protocol.appends import Appended, KeyRecord
 from fencepost.store import records
@@ -29,6 +29,31 @@ from fencepost.store.sql import Connection, Row
 
 COMMITS = 0
 """The stream id under which the keys of whole commits are kept; no stream has it."""
+
+
+class KeyTable(NamedTuple):
+    """The queries of a table whose rows lie in the order of their use, with an index behind."""
+
+    count_rows: str
+    unindexed: str
+    find_by_id: str
+    find_unindexed: str
+    places_after: str
+    last_to_index: str
+    index_rows: str
+    mark_indexed: str
+
+
+KEYS = KeyTable(
+    "count_keys",
+    "unindexed_keys",
+    "find_key_by_id",
+    "find_unindexed_key",
+    "key_places_after",
+    "last_to_index",
+    "index_keys",
+    "mark_indexed",
+)
 
 
 class KeyGroup(Protocol):
@@ -172,8 +197,9 @@ _PATTERNS += _PATTERNS[: 64 - len(_PATTERNS)]
 class KeyFilter:
     """What one store knows of its keys. Used on the event loop; pieces are read elsewhere."""
 
-    def __init__(self) -> None:
-        self.recent = RecentKeys()
+    def __init__(self, table: KeyTable = KEYS) -> None:
+        self.table = table
+        self.recent = RecentKeys(table)
         self._make(0)
 
     def _make(self, keys: int) -> None:
@@ -243,21 +269,25 @@ class KeyFilter:
             self._count += 1
 
 
-def read_piece(connection: Connection, after: KeyPlace) -> tuple[list[int], KeyPlace | None]:
+def read_piece(
+    connection: Connection, after: KeyPlace, table: KeyTable = KEYS
+) -> tuple[list[int], KeyPlace | None]:
     """Some keys on disk as their hashes, and where the next piece begins."""
-    rows = connection.fetch("key_places_after", (*after, KEYS_PER_PIECE))
+    rows = connection.fetch(table.places_after, (*after, KEYS_PER_PIECE))
     last = (rows[-1][0], rows[-1][1], rows[-1][2]) if len(rows) == KEYS_PER_PIECE else None
     return [hash((row[0], row[1], row[2])) for row in rows], last
 
 
 KeyPlace = tuple[int, str, str]
-"""Where a key is kept: its stream (0: of whole commits), whose it is, and the key itself."""
+"""Where a key is kept: its stream (0: of whole commits), whose it is, and the key itself. The
+row of a send is kept in the same way: by its mesh, its sender and its id (`sends.py`)."""
 
 
 class RecentKeys:
     """The numbers of the rows of keys that are not in the index."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: KeyTable = KEYS) -> None:
+        self._table = table
         self._ids: dict[int, int] = {}
         self._indexing: dict[int, int] = {}
 
@@ -284,10 +314,10 @@ class RecentKeys:
         found = self._ids.get(hashed) or self._indexing.get(hashed)
         if found is None:
             return []
-        rows = connection.fetch("find_key_by_id", (found, *place))
+        rows = connection.fetch(self._table.find_by_id, (found, *place))
         # It was swept meanwhile, or it is another place that comes to the same hash, which is as
         # good as impossible: then it takes its time.
-        return rows or connection.fetch("find_unindexed_key", place)
+        return rows or connection.fetch(self._table.find_unindexed, place)
 
     def begin_indexing(self) -> None:
         """All that came to disk so far is about to be put into the index."""

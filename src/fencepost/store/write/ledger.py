@@ -31,10 +31,11 @@ from fencepost.store.records import (
     SOFT_DELETED,
     TRUNCATED,
 )
-from fencepost.store.sql import Row
+from fencepost.store.sql import Connection, Row
 from fencepost.store.write.groups import Groups
 from fencepost.store.write.keys import KeyLedger, KeyPlace
 from fencepost.store.write.loader import Loader
+from fencepost.store.write.sends import Meshes, Sends, StoredMesh, Topic
 from fencepost.store.write.staging import ROW_BYTES, Changes, Staging
 from fencepost.store.write.writers import HistoryChanges, Writers
 
@@ -100,14 +101,18 @@ class LedgerGroup:
         "key_rows",
         "keys",
         "leases",
+        "meshes",
         "number",
         "numbered_keys",
+        "numbered_sends",
         "parked",
         "parts",
         "producers",
         "rows",
+        "sends",
         "staging",
         "statements",
+        "topics",
         "unshown",
         "updates",
         "views",
@@ -131,6 +136,11 @@ class LedgerGroup:
         self.groups: dict[int, Group | None] = {}
         self.leases: dict[int, dict[str, Target | None]] = {}
         self.parked: dict[tuple[int, str, int], Parked | None] = {}
+        # Meshes, members of topics, and dedupe rows:
+        self.meshes: dict[str, StoredMesh | None] = {}
+        self.topics: dict[Topic, tuple[str, ...]] = {}
+        self.sends: dict[KeyPlace, Row] = {}
+        self.numbered_sends: list[tuple[Collection[KeyPlace], int]] = []
         self.bulk: list[tuple[str, list[Row]]] = []
         self.carried: list[Carried] = []  # slices of a large commit
         self.statements: list[tuple[str, tuple[object, ...]]] = []
@@ -153,6 +163,7 @@ class LedgerGroup:
             or self.leases
             or self.parked
             or self.bulk
+            or self.sends
         )
 
 
@@ -189,12 +200,15 @@ class Ledger(KeyLedger):
         self.staging = Staging(loader, self._pending)
         self.writers = Writers(loader.connection, self._pending, history_max=writer_history_max)
         self.groups = Groups(loader.groups, self._pending)
+        self.sends = Sends(loader, self._pending)
+        self.meshes = Meshes(loader.connection, self._pending)
         self.reset(counters)
 
     def reset(self, counters: Row | None = None) -> None:
         """Forget everything that is not on disk; `counters` if the caller has read them already."""
         self._by_path.clear()
         self._by_id.clear()
+        self.meshes.reset()
         if counters is None:
             [counters] = self._loader.connection.fetch("load_counters")
         self._begin_again(counters)
@@ -207,6 +221,12 @@ class Ledger(KeyLedger):
         self.staging.reset()
         self.writers.reset()
         self.reset_keys()
+        self.sends.reset()
+
+    @property
+    def connection(self) -> Connection:
+        """Where everything else is asked for that decisions need only now and then."""
+        return self._loader.connection
 
     @property
     def cached_count(self) -> int:
@@ -524,6 +544,8 @@ class Ledger(KeyLedger):
         self._pending.remove(group)
         self._committed = group.number
         self.keys_committed(group)
+        self.sends.committed(group)
+        self.meshes.committed(group)
         published = []
         for entry, view, state in group.views:
             entry.view = view

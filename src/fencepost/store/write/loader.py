@@ -48,6 +48,10 @@ class Loader(Protocol):
         """What a key stands for, and what was answered."""
         ...
 
+    def send(self, place: KeyPlace) -> Row | None:
+        """The dedupe row of a send, without its place."""
+        ...
+
     def part(self, part: Part) -> StagedPart | None:
         """A part that was staged, committed ones included."""
         ...
@@ -96,6 +100,10 @@ class DiskLoader:
     def key(self, place: KeyPlace) -> tuple[KeyRecord, bytes] | None:
         rows = self.connection.fetch("find_key", place)
         return records.key_from_row(rows[0]) if rows else None
+
+    def send(self, place: KeyPlace) -> Row | None:
+        rows = self.connection.fetch("find_send", place)
+        return rows[0] if rows else None
 
     def part(self, part: Part) -> StagedPart | None:
         rows = self.connection.fetch("find_part", part)

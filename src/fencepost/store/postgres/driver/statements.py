@@ -32,6 +32,7 @@ QUERIES = load_store_queries(
         "retention",
         "subscriptions",
         "groups",
+        "meshes",
         "turns",
         "leading",
         "large",

@@ -1,0 +1,266 @@
+"""Reading meshes, their names and dedupe rows, and the orphan check.
+
+The orphan check holds dedupe rows and messages against each other, both ways, a page at a time.
+First it goes through the rows: each must have its message, or the message must be gone from its
+stream. Then it goes through the streams: each message that was deduplicated must have its row, as
+long as a sweep cannot have taken it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from fencepost.protocol.fingerprints import Kind
+from fencepost.protocol.meshes import Mesh, destination_path, names_root
+from fencepost.protocol.offsets import Offset
+from fencepost.protocol.sends import DedupeRow, broker_message_id
+from fencepost.store.group_contract import Event
+from fencepost.store.mesh_contract import CheckPage, Finding, NameRow
+from fencepost.store.read.chunks import Readers
+from fencepost.store.read.groups import stream_events
+from fencepost.store.sql import Connection, Row
+from fencepost.store.write.sends import mesh_from_row, row_of
+
+FOLDERS: dict[Kind, str] = {"topic": "topic", "dm": "inbox", "queue": "queue"}
+"""In which folder of a mesh the streams of each kind are."""
+KIND_OF: dict[str, Kind] = {folder: kind for kind, folder in FOLDERS.items()}
+
+_ROWS, _STREAMS = "rows", "streams"
+"""What a page of the check begins with: a row, or a place in a stream."""
+
+
+class StoredMessage(msgspec.Struct):
+    """As much of a message as the orphan check compares."""
+
+    client_message_id: str = ""
+    sender: str = ""
+    kind: str = ""
+    ref: str = ""
+    sent_ms: int = 0
+    fingerprint: str = ""
+    deduplicated: bool = True
+
+
+_MESSAGE = msgspec.json.Decoder(StoredMessage)
+
+
+class SqlMeshReads:
+    """The meshes of one store, as committed."""
+
+    def __init__(self, readers: Readers[Any]) -> None:
+        self._readers = readers
+
+    async def find(self, name: str) -> Mesh | None:
+        rows = await self._fetch("find_mesh", (name,))
+        return mesh_from_row(rows[0]) if rows and rows[0][2] == 0 else None
+
+    async def meshes(self, after: str, limit: int) -> list[Mesh]:
+        return [mesh_from_row(row) for row in await self._fetch("meshes_after", (after, limit))]
+
+    async def name(self, mesh: str, kind: Kind, name: str) -> NameRow | None:
+        path = destination_path(mesh, kind, name)
+        rows = await self._fetch("stream_at_path", (path,))
+        return _name_row(rows[0]) if rows else None
+
+    async def names(self, mesh: str, kind: Kind, after: str, limit: int) -> list[NameRow]:
+        folder = f"{names_root(mesh)}{FOLDERS[kind]}/"
+        values = (folder + after, folder[:-1] + "0", limit)
+        rows = await self._fetch("streams_between_paths", values)
+        return [_name_row(row) for row in rows]
+
+    async def topic_members(
+        self, mesh: Mesh, topic: str, after: str, limit: int
+    ) -> list[tuple[str, int]]:
+        rows = await self._fetch("topic_members_after", (mesh.id, topic, after, limit))
+        return [(member, created_ms) for member, created_ms in rows]
+
+    async def rows(self, mesh: Mesh, after: tuple[str, str], limit: int) -> list[DedupeRow]:
+        return await self._readers.run(partial(rows_after, mesh, after, limit))
+
+    async def check(self, mesh: Mesh, after: str, limit: int, now_ms: int) -> CheckPage | None:
+        return await self._readers.run(partial(check_page, mesh, after, limit, now_ms))
+
+    async def paths(self, mesh: str, limit: int) -> list[str]:
+        root = names_root(mesh)
+        rows = await self._fetch("streams_between_paths", (root, root[:-1] + "0", limit))
+        return [row[0] for row in rows]
+
+    async def _fetch(self, query: str, values: tuple[object, ...]) -> list[Row]:
+        return await self._readers.run(lambda connection: connection.fetch(query, values))
+
+
+def _name_row(row: Row) -> NameRow:
+    path, stream_id, created_ms, messages, size, first_messages, first_bytes = row
+    name = path.rpartition("/")[2]
+    first = Offset(first_messages, first_bytes)
+    return NameRow(name, created_ms, stream_id, Offset(messages, size), first)
+
+
+def rows_after(
+    mesh: Mesh, after: tuple[str, str], limit: int, connection: Connection
+) -> list[DedupeRow]:
+    """A page of the dedupe rows of a mesh."""
+    values = {"mesh": mesh.id, "sender": after[0], "client_id": after[1], "limit": limit}
+    rows = connection.fetch("sends_after", values)
+    return [row_of(mesh.name, row[0], row[1], tuple(row[2:])) for row in rows]
+
+
+# The orphan check
+
+
+def check_page(
+    mesh: Mesh, after: str, limit: int, now_ms: int, connection: Connection
+) -> CheckPage | None:
+    """A piece of the check that begins behind `after`; None when that is no place."""
+    phase, _, place = after.partition("\x1f")
+    with connection:
+        if phase in ("", _ROWS):
+            sender, _, client_id = place.partition("\x1f")
+            return _check_rows(mesh, (sender, client_id), limit, connection)
+        if phase == _STREAMS:
+            path, _, at = place.partition("\x1f")
+            if not at.isdecimal():
+                return None
+            return _check_streams(mesh, path, int(at), limit, now_ms, connection)
+    return None
+
+
+def _check_rows(
+    mesh: Mesh, after: tuple[str, str], limit: int, connection: Connection
+) -> CheckPage:
+    findings: list[Finding] = []
+    rows = rows_after(mesh, after, limit, connection)
+    seen: dict[tuple[int, int], DedupeRow] = {}
+    for row in rows:
+        found = _check_row(row, connection)
+        if found is None and (row.stream_id, row.offset.bytes) in seen:
+            other = seen[row.stream_id, row.offset.bytes]
+            found = Finding(
+                "send_repeated",
+                f"the ids {other.client_message_id!r} and {row.client_message_id!r} both stand for"
+                f" message {row.broker_message_id}",
+            )
+        seen[row.stream_id, row.offset.bytes] = row
+        if found is not None:
+            findings.append(found)
+    if len(rows) == limit:
+        following = f"{_ROWS}\x1f{rows[-1].sender}\x1f{rows[-1].client_message_id}"
+    else:
+        following = f"{_STREAMS}\x1f\x1f0"
+    return CheckPage(len(rows), 0, findings, following)
+
+
+def _check_row(row: DedupeRow, connection: Connection) -> Finding | None:
+    """What is wrong with a row, as far as its message can still be read."""
+    path = destination_path(row.mesh, row.kind, row.ref)
+    streams = connection.fetch("stream_at_path", (path,))
+    if not streams or streams[0][1] != row.stream_id or streams[0][6] > row.offset.bytes:
+        return None  # history is not available
+    what = f"the row of id {row.client_message_id!r} of {row.sender!r}"
+    for event in stream_events(connection, path, row.stream_id, row.offset.bytes, 1):
+        if event.start_bytes != row.offset.bytes or event.version != row.offset.messages:
+            break
+        message = _read(event)
+        if message is None or message.client_message_id != row.client_message_id:
+            break
+        if message.sender != row.sender:
+            break
+        if message.fingerprint == row.fingerprint.hex():
+            return None
+        detail = f"{what} has another fingerprint than message {row.broker_message_id}"
+        return Finding("send_without_message", detail)
+    detail = f"{what} names message {row.broker_message_id}, which is not in {path!r}"
+    return Finding("send_without_message", detail)
+
+
+def _check_streams(
+    mesh: Mesh, path: str, at: int, limit: int, now_ms: int, connection: Connection
+) -> CheckPage:
+    """Go through the messages of the stream at `path` from `at` on, and then of the next one."""
+    stream = _next_stream(mesh, path, connection)
+    if stream is None:
+        return CheckPage(0, 0, (), None)
+    path, stream_id, _, _, tail_bytes, _, first_bytes = stream
+    looked = 0
+    findings: list[Finding] = []
+    at = max(at, first_bytes)
+    for event in stream_events(connection, path, stream_id, at, limit):
+        looked += 1
+        at = event.start_bytes + len(event.data)
+        found = _check_message(mesh, event, now_ms, connection)
+        if found is not None:
+            findings.append(found)
+        if looked == limit:
+            break
+    if looked == limit and at < tail_bytes:
+        following = f"{_STREAMS}\x1f{path}\x1f{at}"
+    else:
+        # The next path is the first one behind this path and every longer one of the same name.
+        following = f"{_STREAMS}\x1f{path}\0\x1f0"
+    return CheckPage(0, looked, findings, following)
+
+
+def _next_stream(mesh: Mesh, path: str, connection: Connection) -> Row | None:
+    """The stream at a path of a mesh, or the next one behind it."""
+    root = names_root(mesh.name)
+    if path.endswith("\0"):
+        after = path[:-1]
+    else:
+        found = connection.fetch("stream_at_path", (path,)) if path else []
+        if found:
+            return found[0]
+        after = path or root
+    rows = connection.fetch("streams_between_paths", (after, root[:-1] + "0", 1))
+    return rows[0] if rows else None
+
+
+def _check_message(mesh: Mesh, event: Event, now_ms: int, connection: Connection) -> Finding | None:
+    message = _read(event)
+    # Deliveries have no fingerprint: their row is that of the message in the topic.
+    if message is None or not message.fingerprint or not message.deduplicated:
+        return None
+    expires_ms = mesh.expires_ms(message.sent_ms)
+    if expires_ms is not None and expires_ms <= now_ms:
+        return None  # a sweep may have taken its row
+    values = (mesh.id, message.sender, message.client_message_id)
+    rows = connection.fetch("find_any_send", values)
+    offset = Offset(event.version, event.start_bytes)
+    what = f"message {broker_message_id(event.stream, offset)} in {event.path!r}"
+    if not rows:
+        row = _row_of_message(mesh, message, event.stream, offset, expires_ms)
+        return Finding("send_missing", f"{what} has no dedupe row", row)
+    known = row_of(mesh.name, message.sender, message.client_message_id, rows[0])
+    if (known.stream_id, known.offset) != (event.stream, offset):
+        detail = f"{what} has the id of message {known.broker_message_id}"
+        return Finding("send_repeated", detail)
+    return None
+
+
+def _row_of_message(
+    mesh: Mesh, message: StoredMessage, stream: int, offset: Offset, expires_ms: int | None
+) -> DedupeRow | None:
+    if message.kind not in FOLDERS or len(message.fingerprint) != 64:
+        return None
+    return DedupeRow(
+        mesh.name,
+        message.sender,
+        message.client_message_id,
+        broker_message_id(stream, offset),
+        bytes.fromhex(message.fingerprint),
+        message.kind,
+        message.ref,
+        stream,
+        offset,
+        message.sent_ms,
+        expires_ms,
+    )
+
+
+def _read(event: Event) -> StoredMessage | None:
+    try:
+        return _MESSAGE.decode(event.data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
