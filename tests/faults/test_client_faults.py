@@ -108,10 +108,11 @@ def test_a_sync_producer_through_a_bad_network_stores_each_message_once_in_order
         ):
             for number in range(MESSAGES):
                 producer.append({"n": number})
+            producer.close(stream=True)
         assert proxy.cuts > 3
 
     with fencepost.connect(server_process.url) as client:
-        stored = [message["n"] for message in client.stream(path).read()]
+        stored = [message["n"] for message in client.stream(path).follow()]
         assert stored == list(range(MESSAGES))
         assert sum(1 for _ in client.producers(stream=path)) == 1
 
@@ -125,10 +126,11 @@ async def test_an_async_producer_through_a_bad_network_stores_each_message_once_
             async with stream.producer("p", batch_bytes_max=1_000) as producer:
                 for number in range(MESSAGES):
                     _ = await producer.append({"n": number})
+                await producer.close(stream=True)
         assert proxy.cuts > 3
 
     async with fencepost.connect_async(server_process.url) as client:
-        stored = [message["n"] async for message in client.stream(path).read()]
+        stored = [message["n"] async for message in client.stream(path).follow()]
         assert stored == list(range(MESSAGES))
 
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
-import ipaddress
 import os
-import ssl
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import fencepost
 from fencepost import Client, PendingBatch, Receipt, Stream
 from fencepost.client.producer.deliveries import Delivery
+from tests.certificates import certificates
 from tests.faults.proxy import Proxy
 from tests.serving import ServerProcess
 
@@ -261,7 +255,7 @@ async def test_async_handles_can_be_awaited_and_errors_surface_once(
 async def test_everything_works_over_tls(
     server_process: ServerProcess, tmp_path: Path, path: str
 ) -> None:
-    here, there = _certificates(tmp_path)
+    here, there = certificates(tmp_path)
     async with Proxy("127.0.0.1", server_process.port, ssl=there) as proxy:
         url = proxy.url.replace("http:", "https:")
 
@@ -334,35 +328,3 @@ async def test_an_unexpected_exception_while_an_answer_is_read_ends_the_async_pr
 
         assert isinstance(failed.value.cause, ZeroDivisionError)
         await producer.close()
-
-
-def _certificates(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A context that trusts a fresh certificate of 127.0.0.1, and one that shows it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    public, private = folder / "public.pem", folder / "private.pem"
-    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    there = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    there.load_cert_chain(public, private)
-    return ssl.create_default_context(cafile=str(public)), there

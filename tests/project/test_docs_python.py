@@ -14,7 +14,12 @@ import pytest
 from tests.serving import ServerProcess
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["docs/start.md", "docs/guides/producer.md", "docs/guides/reading.md"]
+PAGES = [
+    "docs/start.md",
+    "docs/guides/connecting.md",
+    "docs/guides/producer.md",
+    "docs/guides/reading.md",
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -86,7 +86,7 @@ class ConnectionFailedError(FencepostError):
         super().__init__(message)
         self.sent = sent
         self.final = final
-        """Whether the client itself gave the request up, so that no retry is wanted."""
+        """Whether the program gave the request up (`close`, `on_error`): no retry is wanted."""
 
 
 class RequestTimeoutError(ConnectionFailedError):
@@ -130,6 +130,8 @@ class ResponseError(FencepostError):
         """In a commit: which of its appends was refused."""
         self.uncertain = 0
         """Attempts before this answer that may have arrived."""
+        self.final = False
+        """Whether the program gave the request up (`on_error`), so that no retry is wanted."""
 
     @classmethod
     def like(cls, other: ResponseError) -> Self:

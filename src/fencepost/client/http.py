@@ -18,11 +18,11 @@ import httptools
 import msgspec
 
 from fencepost.client.errors import (
-    FencepostError,
     InvalidArgumentError,
     ProtocolError,
     integer_of,
 )
+from fencepost.client.proxies import Proxy
 
 RESPONSE_BYTES_MAX = 1 << 30
 """The largest body that is held in memory; a server of ours sends about 1 MiB at a time."""
@@ -42,6 +42,12 @@ class Address:
     port: int
     ssl: tls.SSLContext | None
     prefix: str
+    proxy: Proxy | None = None
+
+    @property
+    def reached_at(self) -> tuple[str, int]:
+        """The host and port to connect to: the server's own, or its proxy's."""
+        return (self.host, self.port) if self.proxy is None else (self.proxy.host, self.proxy.port)
 
     @property
     def authority(self) -> str:
@@ -123,21 +129,25 @@ def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse names and values that would not stay on their line."""
     for name, value in headers.items():
         if not _NAME.fullmatch(name):
-            raise FencepostError(f"{name!r} cannot be the name of a header")
+            raise InvalidArgumentError(f"{name!r} cannot be the name of a header")
         if _BAD_VALUE.search(value):
-            raise FencepostError(f"the value of the header {name} holds a line end")
+            raise InvalidArgumentError(f"the value of the header {name} holds a line end")
 
 
 def render_head(address: Address, request: Request, body_bytes: int) -> bytes:
     """The head of a request; the body follows as it is, so that nothing large is copied."""
+    proxy = None if address.ssl else address.proxy  # what goes through a tunnel is not for it
+    origin = "" if proxy is None else f"http://{address.authority}"
     lines = [
-        f"{request.method} {wire_target(address, request)} HTTP/1.1",
+        f"{request.method} {origin}{wire_target(address, request)} HTTP/1.1",
         f"Host: {address.authority}",
         "Accept-Encoding: identity",
     ]
+    if proxy is not None and proxy.authorization is not None:
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
     for name, value in request.headers:
         if _BAD_VALUE.search(value):
-            raise FencepostError(f"the value of the header {name} holds a line end")
+            raise InvalidArgumentError(f"the value of the header {name} holds a line end")
         lines.append(f"{name}: {value}")
     if body_bytes or request.method in ("POST", "PUT"):
         lines.append(f"Content-Length: {body_bytes}")

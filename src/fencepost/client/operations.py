@@ -17,8 +17,10 @@ import msgspec
 from fencepost.client.effects import Operation
 from fencepost.client.errors import (
     ConflictError,
+    ContentTypeMismatchError,
     InvalidArgumentError,
     ProtocolError,
+    ResponseError,
     StreamNotFoundError,
     StreamSeqError,
     UnencodableError,
@@ -216,15 +218,19 @@ def append(
     try:
         answer = yield from exchange(settings, request, Kind.ONCE if once else Kind.WRITE)
     except ConflictError as error:
-        if condition.stream_seq is not None and error.code == "http_409" and not _of_type(error):
+        plain = error.code == "http_409"
+        if condition.stream_seq is not None and plain and not is_about_type(error):
             raise StreamSeqError.like(error) from None
         raise
     return appended(answer.response, condition)
 
 
-def _of_type(error: ConflictError) -> bool:
-    """Whether a server without codes refuses the content type: its text says so."""
-    return "content" in error.detail.lower() and "type" in error.detail.lower()
+def is_about_type(error: ResponseError) -> bool:
+    """Whether a refusal is about the content type; a server without codes says so in its text."""
+    if isinstance(error, ContentTypeMismatchError):
+        return True
+    said = error.detail.lower()
+    return error.code == "http_409" and "content" in said and "type" in said
 
 
 def appended(response: Response, condition: Condition) -> Appended:

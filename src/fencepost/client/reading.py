@@ -299,14 +299,7 @@ class Follower(Cursor[T]):
         if self._cursor is not None:
             query.append(("cursor", self._cursor))
         request = Request("GET", stream_target(self._path, query), live=True)
-        sent = yield from dressed(self._settings, request)
-        channel: Channel = yield Open(sent)
-        for _hop in range(REDIRECTS_MAX):
-            following = redirected(self._settings.address, sent, channel.response)
-            if following is None or not is_redirect(channel.response):
-                break
-            yield Shut(channel)
-            channel, sent = (yield Open(following)), following
+        channel = yield from self._answered_open(request)
         response = channel.response
         is_stream = media_type(response.headers.get("content-type", "")) == EVENT_STREAM
         if response.status == 200 and is_stream:
@@ -315,16 +308,51 @@ class Follower(Cursor[T]):
             self._data = []
             return
         yield Shut(channel)
-        if self._live == "auto" and (response.status == 200 or response.status in NO_EVENTS):
-            log.info("%s has no events here, so it is followed by long-polls", self._path)
-            self._live = "long-poll"
-            self._pace.progress()
-            return
-        if response.status == 200:
+        if self._live != "auto":
             raise ProtocolError("the answer to an SSE read is not an event stream")
-        failure = error_of(response.status, response.headers, response.body)
-        if (yield from asked_user(self._settings, failure, request)) is None:
-            raise failure
+        log.info("%s has no events here, so it is followed by long-polls", self._path)
+        self._live = "long-poll"
+        self._pace.progress()
+
+    def _answered_open(self, request: Request) -> Operation[Channel]:
+        """The answer to an SSE read, unless it is a refusal that stands after `on_error` was asked.
+
+        The refusals of servers that know no events are answers as well.
+        """
+        retries, attempt = self._settings.retries, 0
+        failure: ConnectionFailedError | ResponseError
+        while True:
+            try:
+                channel = yield from self._channel_of(request)
+            except ConnectionFailedError as error:
+                failure = error
+            else:
+                status = channel.response.status
+                if status == 200 or (self._live == "auto" and status in NO_EVENTS):
+                    return channel
+                yield Shut(channel)
+                failure = error_of(status, channel.response.headers, channel.response.body)
+            if failure.final or attempt >= retries.attempts_max:
+                raise failure
+            again = yield from asked_user(self._settings, failure, request)
+            if again is None:
+                raise failure
+            if isinstance(failure, ConnectionFailedError):
+                yield Sleep(retries.delay(attempt, self._settings.clock.random()))
+            request = again
+            attempt += 1
+
+    def _channel_of(self, request: Request) -> Operation[Channel]:
+        """The answer to one SSE read, behind the redirects that may be followed."""
+        sent = yield from dressed(self._settings, request)
+        channel: Channel = yield Open(sent)
+        for _hop in range(REDIRECTS_MAX):
+            following = redirected(self._settings.address, sent, channel.response)
+            if following is None or not is_redirect(channel.response):
+                break
+            yield Shut(channel)
+            channel, sent = (yield Open(following)), following
+        return channel
 
     def _take(self, piece: bytes) -> None:
         """The batches that a piece completes."""
@@ -349,6 +377,8 @@ class Follower(Cursor[T]):
 
     def _wait(self, failure: ConnectionFailedError | ResponseError) -> Operation[None]:
         """Let time pass after a failure that may pass, or raise it."""
+        if failure.final:
+            raise failure
         refused = isinstance(failure, ResponseError) and failure.status not in REPEATED
         if refused and failure.status == 401 and self._settings.changes and not self._renewed:
             self._renewed = True  # the token function is asked again
@@ -471,7 +501,7 @@ class LogReader:
             except (ConnectionFailedError, UnavailableError) as failure:
                 if self.stopped():
                     break
-                if not self._live:
+                if failure.final or not self._live:
                     raise
                 clock, retries = self._settings.clock, self._settings.retries
                 yield Sleep(retries.delay(self._failures, clock.random(), retry_after(failure)))

@@ -26,13 +26,12 @@ import msgspec
 from fencepost.client.effects import Call, Operation, Send, Sleep
 from fencepost.client.errors import (
     ConnectionFailedError,
-    FencepostError,
     OpenClaimsError,
     OutcomeUnknownError,
     ResponseError,
     error_of,
 )
-from fencepost.client.http import Request, Response, check_headers, redirected
+from fencepost.client.http import Request, Response, check_headers, redirected, wire_target
 from fencepost.client.settings import ClientSettings, RetryWith, Value
 
 REPEATED = frozenset((408, 425, 429, 500, 502, 503, 504, 507))
@@ -73,12 +72,18 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
             failure = error
             uncertain += error.sent
             repeatable = (kind is not Kind.ONCE or not error.sent) and not error.final
+            if repeatable:
+                decided = yield from asked_user(settings, failure, request)
+                repeatable = not failure.final
+                request = request if decided is None else decided
         else:
             if response.status < 300:
                 return Answer(response, uncertain)
             failure = error_of(response.status, response.headers, response.body)
             failure.uncertain = uncertain
             decided = yield from asked_user(settings, failure, request)
+            if failure.final:
+                raise failure
             if decided is not None and attempt < retries.attempts_max:
                 request = decided
                 attempt += 1
@@ -100,15 +105,20 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
 
 
 def asked_user(
-    settings: ClientSettings, failure: FencepostError, request: Request
+    settings: ClientSettings, failure: ConnectionFailedError | ResponseError, request: Request
 ) -> Operation[Request | None]:
-    """The request that `on_error` wants to be sent; None: as usual. Raises if it gives up."""
+    """The request that `on_error` wants to be sent; None: as usual.
+
+    If it gives up, the failure is final.
+    """
     hook = settings.on_error
     if hook is None:
         return None
+    path = wire_target(settings.address, request).partition("?")[0]
+    headers = failure.headers if isinstance(failure, ResponseError) else {}
+    failure.locate(request.method, path, failure.status, headers)
     answer: RetryWith | bool | None = yield Call(lambda: hook(failure))
-    if answer is False:
-        raise failure
+    failure.final = answer is False
     if not isinstance(answer, RetryWith):
         return None
     check_headers(answer.headers)
@@ -117,8 +127,8 @@ def asked_user(
     target = request.target
     if answer.params:
         target += ("&" if "?" in target else "?") + urlencode(dict(answer.params))
-    headers = (*kept, *answer.headers.items())
-    return msgspec.structs.replace(request, headers=headers, target=target)
+    headers_now = (*kept, *answer.headers.items())
+    return msgspec.structs.replace(request, headers=headers_now, target=target)
 
 
 def _answered(settings: ClientSettings, request: Request) -> Operation[Response]:
@@ -159,7 +169,8 @@ def dressed(settings: ClientSettings, request: Request) -> Operation[Request]:
         return request
     headers: dict[str, str] = {}
     own = {name.lower() for name, _value in request.headers}
-    if settings.token is not None and "authorization" not in own:
+    given = {name.lower() for name in settings.headers}
+    if settings.token is not None and "authorization" not in own | given:
         headers["Authorization"] = "Bearer " + (yield from _value(settings.token))
     for name, value in settings.headers.items():
         if name.lower() not in own:

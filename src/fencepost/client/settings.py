@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fencepost.client.errors import FencepostError, require
-from fencepost.client.http import Address
+from fencepost.client.http import Address, check_headers
 from fencepost.clock import Clock, SystemClock
 
 Value = str | Callable[[], str] | Callable[[], Awaitable[str]]
@@ -72,7 +72,8 @@ class RetryWith:
     params: Mapping[str, str] = field(default_factory=dict)
 
 
-OnFailure = Callable[[FencepostError], RetryWith | bool | None]
+Decided = RetryWith | bool | None
+OnFailure = Callable[[FencepostError], Decided] | Callable[[FencepostError], Awaitable[Decided]]
 """Told of a failed attempt: a `RetryWith` sends it again, False gives up, None does as usual."""
 
 
@@ -88,6 +89,26 @@ class ClientSettings:
     retries: Retries = field(default_factory=Retries)
     on_error: OnFailure | None = None
     clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        for name, value in (("token", self.token), *self.headers.items(), *self.params.items()):
+            fits = value is None or isinstance(value, str) or callable(value)
+            require(fits, f"{name} is a text or a function that gives one, not {value!r}")
+        check_headers(
+            {name: value if isinstance(value, str) else "" for name, value in self.headers.items()}
+        )
+
+    def carrying(
+        self, headers: Mapping[str, Value] | None, params: Mapping[str, Value] | None
+    ) -> ClientSettings:
+        """These settings with what one call carries too, which comes before what all carry."""
+        if not headers and not params:
+            return self
+        own = {name.lower() for name in headers or {}}
+        kept = {name: value for name, value in self.headers.items() if name.lower() not in own}
+        return replace(
+            self, headers={**kept, **(headers or {})}, params={**self.params, **(params or {})}
+        )
 
     @property
     def changes(self) -> bool:

@@ -14,11 +14,12 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fencepost.client.errors import ConnectionFailedError, FencepostError, RequestTimeoutError
 from fencepost.client.http import Address
+from fencepost.client.proxies import Proxy, tunnel_made, tunnel_request
 from fencepost.client.settings import Timeouts
 
 READ_BYTES = 256 * 1024
@@ -36,11 +37,12 @@ class AsyncWire:
         """Connect, with TLS where the address has it."""
         try:
             async with asyncio.timeout(timeouts.connect):
+                target = await async_target(address)
                 reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=address.ssl, limit=4 * READ_BYTES
+                    **target, ssl=address.ssl, limit=4 * READ_BYTES
                 )
         except (OSError, UnicodeError) as error:  # a name that DNS cannot hold is a UnicodeError
-            raise _unreachable(address, error) from error
+            raise unreachable(address, error) from error
         sock: socket.socket = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return cls(reader, writer)
@@ -161,18 +163,78 @@ class Wire:
 def dial(address: Address, timeouts: Timeouts) -> socket.socket:
     """A connected socket, with TLS where the address has it."""
     try:
-        sock = socket.create_connection((address.host, address.port), timeouts.connect)
+        sock = socket.create_connection(address.reached_at, timeouts.connect)
     except (OSError, UnicodeError) as error:  # a name that DNS cannot hold is a UnicodeError
-        raise _unreachable(address, error) from error
+        raise unreachable(address, error) from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if address.ssl is not None:
+            if address.proxy is not None:
+                _tunnel(sock, address, address.proxy)
             sock = address.ssl.wrap_socket(sock, server_hostname=address.host)
+    except ConnectionFailedError:
+        sock.close()
+        raise
     except OSError as error:
         sock.close()
         raise ConnectionFailedError(f"TLS with {address.host} failed: {error}") from error
     return sock
+
+
+def _tunnel(sock: socket.socket, address: Address, proxy: Proxy) -> None:
+    """Have the proxy at the other end of a socket connect to the server."""
+    received = b""
+    try:
+        sock.sendall(tunnel_request(proxy, address.host, address.port))
+        while not tunnel_made(proxy, received):
+            data = sock.recv(READ_BYTES)
+            if not data:
+                raise _hung_up(proxy)
+            received += data
+    except OSError as error:
+        raise unreachable(address, error) from error
+
+
+async def async_target(address: Address) -> dict[str, Any]:
+    """What asyncio is to connect to: a host and a port, or a socket whose tunnel is made."""
+    proxy = address.proxy
+    if address.ssl is None or proxy is None:
+        host, port = address.reached_at
+        return {"host": host, "port": port}
+    loop = asyncio.get_running_loop()
+    sock = await _async_socket(loop, proxy)
+    received = b""
+    try:
+        await loop.sock_sendall(sock, tunnel_request(proxy, address.host, address.port))
+        while not tunnel_made(proxy, received):
+            data = await loop.sock_recv(sock, READ_BYTES)
+            if not data:
+                raise _hung_up(proxy)
+            received += data
+    except BaseException:
+        sock.close()
+        raise
+    return {"sock": sock, "server_hostname": address.host}
+
+
+async def _async_socket(loop: asyncio.AbstractEventLoop, proxy: Proxy) -> socket.socket:
+    found = await loop.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_STREAM)
+    failure: OSError = OSError(f"{proxy.host} has no address")
+    for family, kind, protocol, _name, place in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, place)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
 
 
 def ready(sock: socket.socket, seconds: float | None, *, to_write: bool = False) -> bool:
@@ -182,8 +244,16 @@ def ready(sock: socket.socket, seconds: float | None, *, to_write: bool = False)
     return bool(poller.poll(None if seconds is None else math.ceil(seconds * 1000)))
 
 
-def _unreachable(address: Address, error: Exception) -> ConnectionFailedError:
-    return ConnectionFailedError(f"cannot connect to {address.host}:{address.port}: {error}")
+def unreachable(address: Address, error: Exception) -> ConnectionFailedError:
+    """The failure to connect, with where to."""
+    where = f"{address.host}:{address.port}"
+    if address.proxy is not None:
+        where += f" through the proxy {address.proxy.host}:{address.proxy.port}"
+    return ConnectionFailedError(f"cannot connect to {where}: {error}")
+
+
+def _hung_up(proxy: Proxy) -> ConnectionFailedError:
+    return ConnectionFailedError(f"the proxy {proxy.host}:{proxy.port} closed the connection")
 
 
 def _broken(error: OSError) -> ConnectionFailedError:
@@ -202,6 +272,8 @@ def call(function: Callable[[], Any]) -> Any:
     """What a function of the user returns; an awaitable is an error."""
     value = function()
     if isinstance(value, Awaitable):
+        if isinstance(value, Coroutine):
+            value.close()  # else Python warns that it was never awaited
         raise FencepostError("a sync client cannot await: give it plain functions")
     return value
 

@@ -303,7 +303,7 @@ def test_a_batch_gives_its_data_back() -> None:
 
 def test_a_closed_producer_takes_nothing_more() -> None:
     session = opened()
-    session.machine.close()
+    session.machine.close(0.0)
 
     with pytest.raises(ProducerClosedError):
         session.append()

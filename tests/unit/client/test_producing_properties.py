@@ -134,7 +134,7 @@ class ProducerOnABadNetwork(RuleBasedStateMachine):
         if not self.sessions:
             return
         last = self.session
-        last.machine.close()
+        last.machine.close(0.0)
         last.settle()
         for requests in self.adrift:
             for wired in requests:

@@ -6,7 +6,7 @@ Every method builds an operation and runs it. What is in `client/aio` is written
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -30,7 +30,7 @@ from fencepost.client.results import (
     StreamInfo,
     WriterInfo,
 )
-from fencepost.client.settings import JSON, ClientSettings
+from fencepost.client.settings import JSON, ClientSettings, Value
 
 T = TypeVar("T")
 
@@ -41,13 +41,21 @@ class AsyncClient:
     def __init__(self, settings: ClientSettings) -> None:
         self._driver = AsyncDriver(settings)
 
-    def stream(self, path: str, *, content_type: str | None = None) -> AsyncStream:
+    def stream(
+        self,
+        path: str,
+        *,
+        content_type: str | None = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> AsyncStream:
         """A stream by its path, or by its full URL on this server, without asking for it.
 
-        Appends take it for JSON until the server says otherwise; then its type is asked for once.
-        A producer needs `content_type` where it is not JSON.
+        Without `content_type`, appends take it for JSON until the server says otherwise; then its
+        type is asked for once. A producer asks for it before its first message. `headers` and
+        `params` go with every request about this stream, as in `connect`.
         """
-        return AsyncStream(self._driver, path, content_type)
+        return AsyncStream(self._driver, path, content_type, headers=headers, params=params)
 
     async def create(
         self,
@@ -58,10 +66,13 @@ class AsyncClient:
         ttl_seconds: int | None = None,
         expires_at: datetime | str | None = None,
         closed: bool = False,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> AsyncStream:
         """Make a stream, perhaps with messages in it; fine if it exists as it would be made.
 
-        `is_new` of the stream says whether this made it.
+        `is_new` of the stream says whether this made it. `headers` and `params` go with this
+        request and with every later one of the stream.
         """
         creation = Creation(
             content_type=content_type,
@@ -72,10 +83,11 @@ class AsyncClient:
         given = list(messages)
         body = operations.encode_messages(given, content_type) if given else b""
         operations.check_origin(self._driver.settings, path)
-        made = await self._driver.run(
-            operations.create(self._driver.settings, path, creation, body)
+        settings = self._driver.settings.carrying(headers, params)
+        made = await self._driver.run(operations.create(settings, path, creation, body))
+        return AsyncStream(
+            self._driver, path, content_type, made.is_new, headers=headers, params=params
         )
-        return AsyncStream(self._driver, path, content_type, made.is_new)
 
     def streams(
         self, *, match: str | None = None, after: str | None = None
@@ -141,14 +153,17 @@ class AsyncClient:
         key: str | None = None,
         writer: WriterBatch | None = None,
         leases: Iterable[tuple[str, int]] = (),
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Committed:
         """Several appends to several streams, all of them or none; as a writer's batch, once.
 
         `leases` are tokens of groups with the position to ack each at, in the same transaction: if
         one is no longer current, nothing is stored (`LeaseLostError`).
         """
+        settings = self._driver.settings.carrying(headers, params)
         return await self._driver.run(
-            operations.commit(self._driver.settings, appends, key, writer=writer, leases=leases)
+            operations.commit(settings, appends, key, writer=writer, leases=leases)
         )
 
     async def stage(
@@ -184,6 +199,8 @@ class AsyncClient:
         page_rows: int | None = None,
         follow: bool = False,
         skip_pruned: bool = False,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> AsyncLogReading:
         """Every message of every selected stream in one order; with `follow` it waits for more.
 
@@ -202,7 +219,7 @@ class AsyncClient:
             }
         )
         reader = LogReader(
-            self._driver.settings,
+            self._driver.settings.carrying(headers, params),
             query,
             after=after,
             until=until,

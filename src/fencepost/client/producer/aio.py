@@ -21,18 +21,20 @@ from fencepost.client.errors import (
     ProducerClosedError,
     ProtocolError,
 )
-from fencepost.client.http import Address, ResponseParser
-from fencepost.client.operations import is_json
+from fencepost.client.http import ResponseParser
 from fencepost.client.producer.deliveries import AsyncDelivery
 from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import (
     OPEN,
     POLL_SECONDS,
+    Content,
     Counts,
     OnAck,
     OnError,
     Session,
 )
+from fencepost.client.settings import ClientSettings
+from fencepost.client.wires import async_target, unreachable
 
 YIELD_MESSAGES = 256
 """How many appends may go without giving the event loop a turn."""
@@ -48,7 +50,7 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
         self,
         driver: AsyncDriver,
         path: str,
-        content_type: str,
+        content_type: str | None,
         producer_id: str,
         tuning: ProducerSettings,
         *,
@@ -56,16 +58,17 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
         seq: int | None = None,
         on_ack: OnAck | None = None,
         on_error: OnError | None = None,
+        settings: ClientSettings | None = None,
     ) -> None:
-        json = is_json(content_type)
+        content = Content(content_type)
         self._driver = driver
         self._session: Session[AsyncDelivery] = Session(
-            driver.settings,
+            settings or driver.settings,
             path,
-            content_type,
+            content,
             producer_id,
             tuning,
-            lambda now: AsyncDelivery(json=json, now=now),
+            lambda now: AsyncDelivery(json=content.json, now=now, known=content.is_known),
             epoch=epoch,
             seq=seq,
             on_ack=on_ack,
@@ -111,11 +114,17 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
         self._session.raise_failure()
 
     async def close(self, timeout: float | None = None, *, stream: bool = False) -> None:
-        """Flush, and take no more messages; with `stream`, close the stream behind the last one."""
+        """Flush, and take no more messages; with `stream`, close the stream with the last one.
+
+        The stream is closed by the append of the last batch, in one step with it, or by a request
+        of its own if everything was sent before.
+        """
         if self._closed:
+            if stream:
+                await self._driver.run(self._session.close_stream())
             return
         self._closed = True
-        self._machine.close()
+        self._machine.close(self._session.now(), stream=stream)
         try:
             self._step()
             async with asyncio.timeout(timeout):
@@ -214,22 +223,19 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
             self._report()
 
     async def _connect(self) -> None:
-        address, timeouts = self._driver.settings.address, self._driver.settings.timeouts
+        address, timeouts = self._session.settings.address, self._session.settings.timeouts
         link: _AsyncLink | None = None
         try:
             await self._driver.run(self._session.dress())
             async with asyncio.timeout(timeouts.connect):
+                target = await async_target(address)
                 _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: _AsyncLink(self, address),
-                    address.host,
-                    address.port,
-                    ssl=address.ssl,
+                    lambda: _AsyncLink(self), **target, ssl=address.ssl
                 )
         except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
-            self._machine.lost(
-                ConnectionFailedError(f"cannot connect to {address.host}: {error}"),
-                self._session.now(),
-            )
+            self._machine.lost(unreachable(address, error), self._session.now())
+        except ConnectionFailedError as failure:
+            self._machine.lost(failure, self._session.now())
         except Exception as error:  # a token function of the user's may raise anything
             self._machine.abandon(error)
         finally:
@@ -279,9 +285,8 @@ class AsyncIdempotentProducer(Counts[AsyncDelivery]):
 class _AsyncLink(asyncio.Protocol):
     """One pipelined connection on asyncio."""
 
-    def __init__(self, producer: AsyncIdempotentProducer, address: Address) -> None:
+    def __init__(self, producer: AsyncIdempotentProducer) -> None:
         self._producer = producer
-        self._address = address
         self.parser = ResponseParser()
         self.full = False
         self.gone = asyncio.Event()

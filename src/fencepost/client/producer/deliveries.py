@@ -21,9 +21,14 @@ class Delivery(PendingBatch):
     __slots__ = ("_drive",)
 
     def __init__(
-        self, drive: Callable[[Callable[[], bool], float | None], bool], *, json: bool, now: float
+        self,
+        drive: Callable[[Callable[[], bool], float | None], bool],
+        *,
+        json: bool,
+        now: float,
+        known: bool,
     ) -> None:
-        super().__init__(json=json, now=now)
+        super().__init__(json=json, now=now, known=known)
         self._drive = drive
 
     def wait(self, timeout: float | None = None) -> Receipt:
@@ -38,8 +43,8 @@ class AsyncDelivery(PendingBatch):
 
     __slots__ = ("_future",)
 
-    def __init__(self, *, json: bool, now: float) -> None:
-        super().__init__(json=json, now=now)
+    def __init__(self, *, json: bool, now: float, known: bool) -> None:
+        super().__init__(json=json, now=now, known=known)
         self._future: asyncio.Future[None] | None = None
 
     def __await__(self) -> Generator[Any, None, Receipt]:

@@ -33,7 +33,7 @@ from fencepost.client.errors import (
     require,
 )
 from fencepost.client.http import Response
-from fencepost.client.operations import ENCODING_FAILURES, encode_bytes
+from fencepost.client.operations import ENCODING_FAILURES, encode_bytes, is_about_type
 from fencepost.client.results import Receipt
 from fencepost.client.retry import REPEATED, retry_after
 from fencepost.client.settings import Retries
@@ -78,7 +78,9 @@ class PendingBatch:
         "_buffer",
         "_ends",
         "_json",
+        "_originals",
         "begun",
+        "closes",
         "count",
         "epoch",
         "error",
@@ -91,12 +93,16 @@ class PendingBatch:
         "weight",
     )
 
-    def __init__(self, *, json: bool, now: float) -> None:
+    def __init__(self, *, json: bool, now: float, known: bool = True) -> None:
         self._json = json
+        # Texts and bytes as they were given, as long as the stream may turn out not to be JSON.
+        self._originals: list[str | bytes] | None = None if known else []
         self._buffer = bytearray(b"[" if json else b"")
         self._ends: list[int] = []
         self.begun = now
         self.count = 0
+        self.closes = False
+        """Whether the stream is closed with this batch, which may be empty then."""
         self.weight = 0
         self.epoch: int | None = None
         self.seq: int | None = None
@@ -121,6 +127,8 @@ class PendingBatch:
                     raise UnencodableError(f"this cannot be stored as JSON: {error}") from error
                 raise
             buffer += b","
+            if self._originals is not None:
+                self._keep(data)
         else:
             encoded = encode_bytes(data)
             if not encoded:
@@ -132,6 +140,32 @@ class PendingBatch:
         self.weight += grown
         return grown
 
+    def _keep(self, data: Any) -> None:
+        assert self._originals is not None
+        if isinstance(data, str | bytes):
+            self._originals.append(data)
+        elif isinstance(data, bytearray | memoryview):
+            self._originals.append(bytes(data))
+        else:
+            self._originals = None  # only a JSON stream can hold it
+
+    @property
+    def retypable(self) -> bool:
+        """Whether the messages could be those of a stream that is not JSON."""
+        return self._originals is not None
+
+    def retype(self) -> bool:
+        """Encode the messages for a stream that is not JSON; false if they cannot be."""
+        originals, self._originals = self._originals, None
+        if not self._json or originals is None or not all(originals):
+            return not self._json
+        self._json = False
+        self._buffer = bytearray()
+        self.count = self.weight = 0
+        for data in originals:
+            self.add(data)
+        return True
+
     @property
     def size(self) -> int:
         return len(self._buffer)
@@ -139,14 +173,16 @@ class PendingBatch:
     @property
     def body(self) -> bytes:
         """What goes on the wire."""
-        if not self._json:
-            return bytes(self._buffer)
+        if not self._json or not self.count:
+            return bytes(self._buffer) if self.count else b""
         return b"".join((memoryview(self._buffer)[:-1], b"]"))
 
     @property
     def messages(self) -> list[Any]:
         """The data as it was appended: JSON values as they will be read, or bytes."""
         if self._json:
+            if not self.count:
+                return []
             decoded: list[Any] = msgspec.json.decode(self.body)
             return decoded
         starts = [0, *self._ends]
@@ -219,6 +255,10 @@ class Machine(Generic[B]):
         """Batches that were settled and not reported yet; `Session.report` empties it."""
         self.drop = False
         """Set when the connection is of no more use; closing it, by `lost`, clears it."""
+        self.stream_closed = False
+        """Whether the server said that the stream is closed with the last batch."""
+        self.mistyped: ResponseError | None = None
+        """Set when the stream turns out not to be JSON; `retype` clears it."""
 
     # What the user does.
 
@@ -243,15 +283,39 @@ class Machine(Generic[B]):
         self._seal()
         return [*self._unsettled, *self._sealed]
 
-    def close(self) -> None:
-        """Take no more messages; what was appended is still delivered."""
+    def close(self, now: float, *, stream: bool = False) -> None:
+        """Take no more messages; what was appended is still delivered.
+
+        With `stream`, the last batch that was not sent closes the stream. If all were sent, an
+        empty one behind them does: it has a number as well, so that a predecessor which was fenced
+        closes nothing.
+        """
         self._seal()
         self._closed = True
+        if not stream or self.failure is not None:
+            return
+        if not self._sealed and (self._opened or self._unsettled):
+            self._sealed.append(self._make_batch(now))
+        if self._sealed:
+            self._sealed[-1].closes = True
 
     def abandon(self, reason: Exception) -> None:
         """Give up now: everything is settled with what is known about it."""
         self._doom(reason)
         self._lose_wire()
+
+    def retype(self) -> None:
+        """The stream is not JSON: encode what was appended as texts and bytes."""
+        refusal, self.mistyped = self.mistyped, None
+        assert refusal is not None
+        waiting = [*self._unsettled, *self._sealed]
+        if self._batch is not None:
+            waiting.append(self._batch)
+        self.pending_bytes -= sum(batch.weight for batch in waiting)
+        fits = all(batch.retype() for batch in waiting)
+        self.pending_bytes += sum(batch.weight for batch in waiting)
+        if not fits:
+            self.abandon(refusal)
 
     # What the world does.
 
@@ -285,6 +349,8 @@ class Machine(Generic[B]):
         self._progress = now
         if self.failure is not None:
             self._answered_late(batch, response)
+        elif batch.closes and not batch.count and self._is_closed(response):
+            self._settle(batch, response, duplicate=batch.transmissions > 1)
         elif response.status == 200:
             self._accepted(batch, response)
         elif response.status == 204:
@@ -393,6 +459,11 @@ class Machine(Generic[B]):
         error.locate("POST", self._path, response.status, response.headers)
         return error
 
+    @staticmethod
+    def _is_closed(response: Response) -> bool:
+        """Whether the stream is closed, by this request or by one before it."""
+        return response.status in (200, 204, 409) and response.is_true("stream-closed")
+
     def _accepted(self, batch: B, response: Response) -> None:
         self._opened = True
         self._settle(batch, response, duplicate=response.is_true("idempotency-replayed"))
@@ -453,6 +524,13 @@ class Machine(Generic[B]):
             if current is not None:
                 self._next_epoch(batch, current)
                 return
+        if self.last_acked is None and batch.retypable and is_about_type(error):
+            # Nothing can have been stored as JSON: it is sent again as what the stream holds.
+            for waiting in self._unsettled:
+                waiting.transmissions = 0
+            self.mistyped = error
+            self.drop = True
+            return
         if response.status == 401 and self._settings.renewable and not batch.renewals:
             batch.renewals += 1
             self.drop = True
@@ -531,6 +609,8 @@ class Machine(Generic[B]):
         self._failures = 0
         self._not_before = 0.0
         self._acked_at = self._progress
+        if batch.closes:
+            self.stream_closed = response.is_true("stream-closed")
         batch.receipt = Receipt(
             epoch=batch.epoch,
             seq=batch.seq,

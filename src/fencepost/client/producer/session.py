@@ -15,13 +15,18 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from fencepost.client.effects import Operation
-from fencepost.client.errors import ProducerFailedError, require
+from fencepost.client.errors import (
+    ConnectionFailedError,
+    ProducerFailedError,
+    ResponseError,
+    require,
+)
 from fencepost.client.http import Request, render_head, wire_target
-from fencepost.client.operations import new_key, stream_target
+from fencepost.client.operations import is_json, new_key, stream_target
 from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
 from fencepost.client.results import Receipt
-from fencepost.client.retry import Kind, dressed, exchange
-from fencepost.client.settings import ClientSettings
+from fencepost.client.retry import REPEATED, Kind, dressed, exchange
+from fencepost.client.settings import JSON, ClientSettings
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +67,22 @@ def leave_all() -> None:
         producer._closed = True
 
 
+class Content:
+    """What the stream of a producer holds; JSON, as long as that is not known."""
+
+    __slots__ = ("is_known", "json", "type")
+
+    def __init__(self, content_type: str | None) -> None:
+        self.is_known = False
+        self.type, self.json = JSON, True
+        if content_type is not None:
+            self.learn(content_type)
+
+    def learn(self, content_type: str) -> None:
+        self.is_known = True
+        self.type, self.json = content_type, is_json(content_type)
+
+
 class Session(Generic[B]):
     """What both producers are made of: the machine, and how its batches look on the wire."""
 
@@ -69,7 +90,7 @@ class Session(Generic[B]):
         self,
         settings: ClientSettings,
         path: str,
-        content_type: str,
+        content: Content,
         producer_id: str,
         tuning: ProducerSettings,
         make_batch: Callable[[float], B],
@@ -83,11 +104,9 @@ class Session(Generic[B]):
         clock = settings.clock
         self.settings = settings
         self.tuning = tuning
-        self._request = Request(
-            "POST",
-            stream_target(path),
-            (("Content-Type", content_type), ("Producer-Id", producer_id)),
-        )
+        self.content = content
+        self._producer_id = producer_id
+        self._target = stream_target(path)
         self._template = b""
         self._on_ack = on_ack
         self._on_error = on_error
@@ -103,15 +122,33 @@ class Session(Generic[B]):
             clock.random,
             epoch=epoch,
             seq=seq,
-            path=wire_target(settings.address, self._request).partition("?")[0],
+            path=wire_target(settings.address, Request("POST", self._target)).partition("?")[0],
         )
 
     def now(self) -> float:
         return self.settings.clock.monotonic_ns() / 1e9
 
+    def _learn_type(self, refusal: ResponseError) -> Operation[None]:
+        """Ask what the stream holds, after a batch was refused because it does not hold JSON."""
+        try:
+            answer = yield from exchange(self.settings, Request("HEAD", self._target), Kind.READ)
+            content_type = answer.response.headers.get("content-type", JSON)
+        except ResponseError as failure:
+            if failure.status in REPEATED:
+                raise ConnectionFailedError(str(failure)) from failure
+            content_type = JSON  # the caller may append and not ask
+        self.content.learn(content_type)
+        if self.content.json:
+            self.machine.abandon(refusal)
+        else:
+            self.machine.retype()
+
     def dress(self) -> Operation[None]:
         """Ask for what every request carries, once for each connection."""
-        request = yield from dressed(self.settings, self._request)
+        if self.machine.mistyped is not None:
+            yield from self._learn_type(self.machine.mistyped)
+        headers = (("Content-Type", self.content.type), ("Producer-Id", self._producer_id))
+        request = yield from dressed(self.settings, Request("POST", self._target, headers))
         # All but the lines that differ from batch to batch.
         self._template = render_head(self.settings.address, request, 0).partition(
             b"Content-Length:"
@@ -122,29 +159,39 @@ class Session(Generic[B]):
         assert batch.epoch is not None
         assert batch.seq is not None
         body = batch.body
-        key = b"" if batch.key is None else b"Idempotency-Key: %b\r\n" % batch.key.encode()
+        rare = b"" if batch.key is None else b"Idempotency-Key: %b\r\n" % batch.key.encode()
+        if batch.closes:
+            rare += b"Stream-Closed: true\r\n"
         head = b"%bProducer-Epoch: %d\r\nProducer-Seq: %d\r\n%bContent-Length: %d\r\n\r\n" % (
             self._template,
             batch.epoch,
             batch.seq,
-            key,
+            rare,
             len(body),
         )
         return head, body
 
     def close_stream(self) -> Operation[None]:
-        """Close the stream; asking for it again changes nothing."""
-        request = Request("POST", self._request.target, (("Stream-Closed", "true"),))
-        yield from exchange(self.settings, request, Kind.WRITE)
+        """Close the stream, if its last batch did not close it and nothing is lost.
+
+        That is so when no message was sent at all. Asking for it again changes nothing.
+        """
+        machine = self.machine
+        if machine.failure is None and not machine.stream_closed:
+            request = Request("POST", self._target, (("Stream-Closed", "true"),))
+            yield from exchange(self.settings, request, Kind.WRITE)
+            machine.stream_closed = True
 
     def report(self) -> list[B]:
         """Tell the user what was settled."""
         settled, self.machine.settled = self.machine.settled, []
+        if self.machine.last_acked is not None:
+            self.content.is_known = True
         self.lost_count += sum(batch.count for batch in settled if batch.error is not None)
         for batch in settled:
             try:
                 if batch.receipt is not None:
-                    if self._on_ack is not None:
+                    if self._on_ack is not None and batch.count:
                         self._on_ack(batch.receipt)
                 elif self._on_error is not None:
                     assert batch.error is not None

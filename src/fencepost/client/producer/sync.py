@@ -23,12 +23,12 @@ from fencepost.client.errors import (
     ProtocolError,
 )
 from fencepost.client.http import ResponseParser
-from fencepost.client.operations import is_json
 from fencepost.client.producer.deliveries import Delivery
 from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import (
     OPEN,
     POLL_SECONDS,
+    Content,
     Counts,
     OnAck,
     OnError,
@@ -50,7 +50,7 @@ class IdempotentProducer(Counts[Delivery]):
         self,
         driver: Driver,
         path: str,
-        content_type: str,
+        content_type: str | None,
         producer_id: str,
         tuning: ProducerSettings,
         *,
@@ -58,17 +58,18 @@ class IdempotentProducer(Counts[Delivery]):
         seq: int | None = None,
         on_ack: OnAck | None = None,
         on_error: OnError | None = None,
+        settings: ClientSettings | None = None,
     ) -> None:
-        json = is_json(content_type)
+        content = Content(content_type)
         drive = self._drive
         self._driver = driver
         self._session: Session[Delivery] = Session(
-            driver.settings,
+            settings or driver.settings,
             path,
-            content_type,
+            content,
             producer_id,
             tuning,
-            lambda now: Delivery(drive, json=json, now=now),
+            lambda now: Delivery(drive, json=content.json, now=now, known=content.is_known),
             epoch=epoch,
             seq=seq,
             on_ack=on_ack,
@@ -103,11 +104,17 @@ class IdempotentProducer(Counts[Delivery]):
         self._session.raise_failure()
 
     def close(self, timeout: float | None = None, *, stream: bool = False) -> None:
-        """Flush, and take no more messages; with `stream`, close the stream behind the last one."""
+        """Flush, and take no more messages; with `stream`, close the stream with the last one.
+
+        The stream is closed by the append of the last batch, in one step with it, or by a request
+        of its own if everything was sent before.
+        """
         if self._closed:
+            if stream:
+                self._driver.run(self._session.close_stream())
             return
         self._closed = True
-        self._machine.close()
+        self._machine.close(self._session.now(), stream=stream)
         try:
             if not self._drive(lambda: not self._machine.busy, timeout):
                 self._machine.abandon(ProducerClosedError("closed before it was acknowledged"))
@@ -202,7 +209,7 @@ class IdempotentProducer(Counts[Delivery]):
         now = self._session.now()
         try:
             self._driver.run(self._session.dress())
-            self._link = _Link(self._driver.settings)
+            self._link = _Link(self._session.settings)
         except ConnectionFailedError as failure:
             self._machine.lost(failure, now)
             return

@@ -31,9 +31,7 @@ class AsyncMaterialized(View):
         strict: bool = False,
     ) -> None:
         self._driver = stream._driver
-        self._core = Materializing(
-            stream._driver.settings, stream.path, types, offset, strict=strict
-        )
+        self._core = Materializing(stream._settings, stream.path, types, offset, strict=strict)
 
     async def refresh(self) -> Self:
         """Take in everything that the stream holds now."""

@@ -32,9 +32,7 @@ class Materialized(View):
         strict: bool = False,
     ) -> None:
         self._driver = stream._driver
-        self._core = Materializing(
-            stream._driver.settings, stream.path, types, offset, strict=strict
-        )
+        self._core = Materializing(stream._settings, stream.path, types, offset, strict=strict)
 
     def refresh(self) -> Self:
         """Take in everything that the stream holds now."""

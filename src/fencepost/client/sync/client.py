@@ -7,7 +7,7 @@ Every method builds an operation and runs it. What is in `client/aio` is written
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -27,7 +27,7 @@ from fencepost.client.results import (
     StreamInfo,
     WriterInfo,
 )
-from fencepost.client.settings import JSON, ClientSettings
+from fencepost.client.settings import JSON, ClientSettings, Value
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.client.sync.readings import Listing, LogReading
@@ -42,13 +42,21 @@ class Client:
     def __init__(self, settings: ClientSettings) -> None:
         self._driver = Driver(settings)
 
-    def stream(self, path: str, *, content_type: str | None = None) -> Stream:
+    def stream(
+        self,
+        path: str,
+        *,
+        content_type: str | None = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> Stream:
         """A stream by its path, or by its full URL on this server, without asking for it.
 
-        Appends take it for JSON until the server says otherwise; then its type is asked for once.
-        A producer needs `content_type` where it is not JSON.
+        Without `content_type`, appends take it for JSON until the server says otherwise; then its
+        type is asked for once. A producer asks for it before its first message. `headers` and
+        `params` go with every request about this stream, as in `connect`.
         """
-        return Stream(self._driver, path, content_type)
+        return Stream(self._driver, path, content_type, headers=headers, params=params)
 
     def create(
         self,
@@ -59,10 +67,13 @@ class Client:
         ttl_seconds: int | None = None,
         expires_at: datetime | str | None = None,
         closed: bool = False,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Stream:
         """Make a stream, perhaps with messages in it; fine if it exists as it would be made.
 
-        `is_new` of the stream says whether this made it.
+        `is_new` of the stream says whether this made it. `headers` and `params` go with this
+        request and with every later one of the stream.
         """
         creation = Creation(
             content_type=content_type,
@@ -73,8 +84,9 @@ class Client:
         given = list(messages)
         body = operations.encode_messages(given, content_type) if given else b""
         operations.check_origin(self._driver.settings, path)
-        made = self._driver.run(operations.create(self._driver.settings, path, creation, body))
-        return Stream(self._driver, path, content_type, made.is_new)
+        settings = self._driver.settings.carrying(headers, params)
+        made = self._driver.run(operations.create(settings, path, creation, body))
+        return Stream(self._driver, path, content_type, made.is_new, headers=headers, params=params)
 
     def streams(self, *, match: str | None = None, after: str | None = None) -> Listing[StreamInfo]:
         """The streams whose paths match a pattern (`orders/*`, `**`), in the order of paths."""
@@ -138,14 +150,17 @@ class Client:
         key: str | None = None,
         writer: WriterBatch | None = None,
         leases: Iterable[tuple[str, int]] = (),
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Committed:
         """Several appends to several streams, all of them or none; as a writer's batch, once.
 
         `leases` are tokens of groups with the position to ack each at, in the same transaction: if
         one is no longer current, nothing is stored (`LeaseLostError`).
         """
+        settings = self._driver.settings.carrying(headers, params)
         return self._driver.run(
-            operations.commit(self._driver.settings, appends, key, writer=writer, leases=leases)
+            operations.commit(settings, appends, key, writer=writer, leases=leases)
         )
 
     def stage(
@@ -181,6 +196,8 @@ class Client:
         page_rows: int | None = None,
         follow: bool = False,
         skip_pruned: bool = False,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> LogReading:
         """Every message of every selected stream in one order; with `follow` it waits for more.
 
@@ -199,7 +216,7 @@ class Client:
             }
         )
         reader = LogReader(
-            self._driver.settings,
+            self._driver.settings.carrying(headers, params),
             query,
             after=after,
             until=until,

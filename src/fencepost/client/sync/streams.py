@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeVar, overload
 
@@ -21,7 +21,7 @@ from fencepost.client.producer.session import OnAck, OnError
 from fencepost.client.producer.sync import IdempotentProducer
 from fencepost.client.reading import Follower, Live, Reader
 from fencepost.client.results import Appended, Head
-from fencepost.client.settings import JSON
+from fencepost.client.settings import JSON, ClientSettings, Value
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.readings import Reading
 
@@ -37,8 +37,12 @@ class Stream:
         path: str,
         content_type: str | None = None,
         is_new: bool | None = None,
+        *,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> None:
         self._driver = driver
+        self._settings = driver.settings.carrying(headers, params)
         self._is_typed = content_type is not None
         self.path = operations.check_origin(driver.settings, path)
         self.content_type = content_type or JSON
@@ -63,6 +67,8 @@ class Stream:
         strict: bool = False,
         lease: str | None = None,
         retry: bool = True,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Appended:
         """Store one message: any JSON value, or bytes or text where the stream is not JSON.
 
@@ -81,6 +87,8 @@ class Stream:
             producer_if: The epoch and seq where the producer must be.
             strict: Refuse a duplicate of the producer that has other bytes.
             lease: The token of a group's lease: store it only while that is current.
+            headers: Sent with this request too; values may be functions. The same for `params`, in
+                every method that takes them.
         """
         condition = Condition(
             close=close,
@@ -94,7 +102,7 @@ class Stream:
             strict=strict,
             lease=lease,
         )
-        return self._store([data], condition, retry=retry)
+        return self._store([data], condition, headers, params, retry=retry)
 
     def append_many(
         self,
@@ -111,6 +119,8 @@ class Stream:
         strict: bool = False,
         lease: str | None = None,
         retry: bool = True,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Appended:
         """Store several messages in one step, all or none; the options are those of `append`."""
         condition = Condition(
@@ -125,7 +135,7 @@ class Stream:
             strict=strict,
             lease=lease,
         )
-        return self._store(list(messages), condition, retry=retry)
+        return self._store(list(messages), condition, headers, params, retry=retry)
 
     def producer(
         self,
@@ -140,6 +150,8 @@ class Stream:
         delivery_seconds_max: float = 120.0,
         on_ack: OnAck | None = None,
         on_error: OnError | None = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> IdempotentProducer:
         """A producer that stores every message exactly once, in order, through any failure.
 
@@ -157,7 +169,7 @@ class Stream:
             on_ack: Called with the receipt of every stored batch.
             on_error: Called with the error and the batch, data included, that was not stored.
         """
-        settings = self._driver.settings
+        settings = self._settings.carrying(headers, params)
         tuning = ProducerSettings(
             batch_bytes_max=batch_bytes_max,
             linger=linger,
@@ -171,27 +183,50 @@ class Stream:
         return IdempotentProducer(
             self._driver,
             self.path,
-            self.content_type,
+            self.content_type if self._is_typed else None,
             producer_id,
             tuning,
             epoch=epoch,
             seq=seq,
             on_ack=on_ack,
             on_error=on_error,
+            settings=settings,
         )
 
     @overload
-    def read(self, *, offset: str | None = None) -> Reading[Any]: ...
+    def read(
+        self,
+        *,
+        offset: str | None = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> Reading[Any]: ...
 
     @overload
-    def read(self, *, offset: str | None = None, type: type[T]) -> Reading[T]: ...
+    def read(
+        self,
+        *,
+        offset: str | None = None,
+        type: type[T],
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> Reading[T]: ...
 
-    def read(self, *, offset: str | None = None, type: Any = None) -> Reading[Any]:
+    def read(
+        self,
+        *,
+        offset: str | None = None,
+        type: Any = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> Reading[Any]:
         """What the stream holds now, from `offset` (the beginning) to its tail.
 
         Iterating gives messages: JSON values (of `type`, if given), texts, or bytes in pieces.
         """
-        reader: Reader[Any] = Reader(self._driver.settings, self.path, offset, type)
+        reader: Reader[Any] = Reader(
+            self._settings.carrying(headers, params), self.path, offset, type
+        )
         return Reading(self._driver, reader)
 
     @overload
@@ -202,6 +237,8 @@ class Stream:
         live: Live = "auto",
         patience: float | None = None,
         timeout: float | None = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Reading[Any]: ...
 
     @overload
@@ -213,6 +250,8 @@ class Stream:
         patience: float | None = None,
         timeout: float | None = None,
         type: type[T],
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Reading[T]: ...
 
     def follow(
@@ -223,6 +262,8 @@ class Stream:
         patience: float | None = None,
         timeout: float | None = None,
         type: Any = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Reading[Any]:
         """What the stream holds and what comes, until it is closed; `offset="now"` skips the past.
 
@@ -232,46 +273,85 @@ class Stream:
         was. `close()` of the reading or of the client ends it from elsewhere, at once.
         """
         follower: Follower[Any] = Follower(
-            self._driver.settings, self.path, offset, type, live=live, patience=patience
+            self._settings.carrying(headers, params),
+            self.path,
+            offset,
+            type,
+            live=live,
+            patience=patience,
         )
         return Reading(self._driver, follower, timeout)
 
-    def head(self) -> Head:
+    def head(
+        self,
+        *,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> Head:
         """What there is to know without reading: type, tail, closed, lifetime."""
-        return self._driver.run(operations.head(self._driver.settings, self.path))
+        settings = self._settings.carrying(headers, params)
+        return self._driver.run(operations.head(settings, self.path))
 
-    def close(self) -> Appended:
+    def close(
+        self,
+        *,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> Appended:
         """Close the stream: readers see its end, writers are refused. Closing again is fine."""
-        return self._append(b"", Condition(close=True), retry=False)
+        settings = self._settings.carrying(headers, params)
+        return self._append(settings, b"", Condition(close=True), retry=False)
 
-    def _store(self, messages: list[Any], condition: Condition, *, retry: bool) -> Appended:
+    def _store(
+        self,
+        messages: list[Any],
+        condition: Condition,
+        headers: Mapping[str, Value] | None,
+        params: Mapping[str, Value] | None,
+        *,
+        retry: bool,
+    ) -> Appended:
         """Append messages as what the stream holds, which is asked for if it is not JSON."""
+        settings = self._settings.carrying(headers, params)
         body = operations.encode_messages(messages, self.content_type)
         try:
-            return self._append(body, condition, retry=retry)
+            return self._append(settings, body, condition, retry=retry)
         except ConflictError as error:
             known = isinstance(error, StreamSeqError | StreamClosedError | SequenceGapError)
             if self._is_typed or known:
                 raise
-            self._learn_type(error)
+            self._learn_type(settings, error)
         body = operations.encode_messages(messages, self.content_type)
-        return self._append(body, condition, retry=retry)
+        return self._append(settings, body, condition, retry=retry)
 
-    def _learn_type(self, error: FencepostError) -> None:
+    def _learn_type(self, settings: ClientSettings, error: FencepostError) -> None:
         """Ask for the type of a stream that was opened without one; raise if it is JSON indeed."""
-        found = self.head()
+        found = self._driver.run(operations.head(settings, self.path))
         self._is_typed = True
         if operations.is_json(found.content_type):
             raise error
         self.content_type = found.content_type
 
-    def delete(self) -> None:
+    def delete(
+        self,
+        *,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> None:
         """Remove the stream and its messages."""
-        self._driver.run(operations.delete(self._driver.settings, self.path))
+        settings = self._settings.carrying(headers, params)
+        self._driver.run(operations.delete(settings, self.path))
 
-    def truncate(self, *, before: str) -> Head:
+    def truncate(
+        self,
+        *,
+        before: str,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
+    ) -> Head:
         """Drop what lies before an offset (`now`: all); offsets and versions go on."""
-        return self._driver.run(operations.truncate(self._driver.settings, self.path, before))
+        settings = self._settings.carrying(headers, params)
+        return self._driver.run(operations.truncate(settings, self.path, before))
 
     def fork(
         self,
@@ -281,6 +361,8 @@ class Stream:
         sub_offset: int | None = None,
         ttl_seconds: int | None = None,
         expires_at: datetime | str | None = None,
+        headers: Mapping[str, Value] | None = None,
+        params: Mapping[str, Value] | None = None,
     ) -> Stream:
         """A new stream at `path` that shares this one's past up to `offset` (the tail)."""
         creation = Creation(
@@ -290,13 +372,18 @@ class Stream:
             ttl_seconds=ttl_seconds,
             expires_at=expires_at,
         )
-        made = self._driver.run(operations.create(self._driver.settings, path, creation))
-        return Stream(self._driver, path, made.content_type, made.is_new)
+        settings = self._settings.carrying(headers, params)
+        made = self._driver.run(operations.create(settings, path, creation))
+        fork = Stream(self._driver, path, made.content_type, made.is_new)
+        fork._settings = self._settings
+        return fork
 
-    def _append(self, body: bytes, condition: Condition, *, retry: bool) -> Appended:
+    def _append(
+        self, settings: ClientSettings, body: bytes, condition: Condition, *, retry: bool
+    ) -> Appended:
         return self._driver.run(
             operations.append(
-                self._driver.settings,
+                settings,
                 self.path,
                 body,
                 self.content_type,

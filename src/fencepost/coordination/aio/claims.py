@@ -213,7 +213,7 @@ class AsyncTaskClaims:
         check_stream(stream, AsyncStream)
         check_timeout(timeout)
         self._driver = stream._driver
-        self._core = Claiming(stream._driver.settings, stream.path, owner, kind)
+        self._core = Claiming(stream._settings, stream.path, owner, kind)
         self._timeout = timeout
 
     async def offer(self, task: str) -> bool:

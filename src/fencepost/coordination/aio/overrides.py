@@ -23,7 +23,7 @@ class AsyncOverrides:
     def __init__(self, stream: AsyncStream, by: str) -> None:
         check_stream(stream, AsyncStream)
         self._driver = stream._driver
-        self._core = Overriding(stream._driver.settings, stream.path, by)
+        self._core = Overriding(stream._settings, stream.path, by)
 
     async def free(self, task: str, *, reason: str, kind: Kind = "task") -> bool:
         """Crashed executor: take a task from its holder now; False when no actor holds it.

@@ -32,7 +32,7 @@ class AsyncResources(Generic[T]):
     def __init__(self, stream: AsyncStream, type: str, kind: type[T] | None = None) -> None:
         check_stream(stream, AsyncStream)
         self._driver = stream._driver
-        self._core = Resourcing(stream._driver.settings, stream.path, type, kind)
+        self._core = Resourcing(stream._settings, stream.path, type, kind)
 
     async def get(self, key: str) -> Row[T] | None:
         """The row as it is now; None when there is none.

@@ -212,7 +212,7 @@ class TaskClaims:
         check_stream(stream, Stream)
         check_timeout(timeout)
         self._driver = stream._driver
-        self._core = Claiming(stream._driver.settings, stream.path, owner, kind)
+        self._core = Claiming(stream._settings, stream.path, owner, kind)
         self._timeout = timeout
 
     def offer(self, task: str) -> bool:

@@ -24,7 +24,7 @@ class Overrides:
     def __init__(self, stream: Stream, by: str) -> None:
         check_stream(stream, Stream)
         self._driver = stream._driver
-        self._core = Overriding(stream._driver.settings, stream.path, by)
+        self._core = Overriding(stream._settings, stream.path, by)
 
     def free(self, task: str, *, reason: str, kind: Kind = "task") -> bool:
         """Crashed executor: take a task from its holder now; False when no actor holds it.

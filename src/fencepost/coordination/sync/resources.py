@@ -33,7 +33,7 @@ class Resources(Generic[T]):
     def __init__(self, stream: Stream, type: str, kind: type[T] | None = None) -> None:
         check_stream(stream, Stream)
         self._driver = stream._driver
-        self._core = Resourcing(stream._driver.settings, stream.path, type, kind)
+        self._core = Resourcing(stream._settings, stream.path, type, kind)
 
     def get(self, key: str) -> Row[T] | None:
         """The row as it is now; None when there is none.
