@@ -1,9 +1,14 @@
 """Show the way of one request through the server, call by call: `just walk`.
 
-A real server runs in this process on an empty store, and a plain socket on another thread sends one
-request. Every call of a function of `fencepost` between the first byte and the answer is printed in
-order, indented by depth; the same call several times in a row is one line with a count. What the
-server does on its own meanwhile is printed too. The last line counts calls, functions and modules.
+A real server runs in this process on an empty store, and a plain socket on another thread sends
+requests. Every call of a function of `fencepost` between the first byte of the last request and its
+answer is printed in order, indented by depth; the same call several times in a row is one line with
+a count. What the server does on its own meanwhile is printed too.
+
+The last lines count. A call is a *step* when it comes from another module than the function's own:
+what a module does inside is its own business. Constructors and the modules in `NO_STEPS` (types of
+values, the clock, counters) do not count, and neither does what comes before the first byte or
+after the answer. A step that is taken twice counts twice. `--steps` prints the steps alone.
 
 The walks in ARCHITECTURE.md were written from this output.
 """
@@ -34,15 +39,43 @@ REQUESTS = {
     ),
     "read": ("GET", "", ""),
 }
+NO_STEPS = (
+    "clock",
+    "http.front",
+    "http.messages",
+    "protocol.acks",
+    "protocol.offsets",
+    "protocol.streams",
+    "server.metrics",
+    "store.postgres.cluster",
+    "store.records",
+)
+"""Modules without steps: types of values and their columns, the clock, counters, and the news for
+other nodes, which leaves after the answer."""
+_FRONT = "fencepost.http."
 _COROUTINE = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
 
 class Call(NamedTuple):
-    """A function that was entered, and how deep below the first one."""
+    """A function that was entered, how deep below the first one, and the module that called it."""
 
     depth: int
     module: str
     function: str
+    caller: str = ""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the request goes from one module to another here."""
+        module = self.module.removeprefix("fencepost.")
+        if not self.caller and module.startswith("store.postgres.driver"):
+            return False  # the event loop goes on with a wait of the driver
+        return (
+            self.caller != self.module
+            and not self.function.endswith(("__init__", "__len__"))
+            and not module.startswith(NO_STEPS)
+            and not self.caller.removeprefix("fencepost.").startswith(NO_STEPS)
+        )
 
 
 class Tracer:
@@ -65,27 +98,38 @@ class Tracer:
             if any(frame is seen for seen in self._seen):
                 return
             self._seen.append(frame)
-        self.calls.append(Call(self._depth(frame), module, code.co_qualname))
-
-    def _depth(self, frame: FrameType) -> int:
-        depth, above = 0, frame.f_back
-        while above is not None:
-            name = above.f_globals.get("__name__", "")
-            depth += name.startswith("fencepost.") and not above.f_code.co_name.startswith("<")
-            above = above.f_back
-        return depth
+        callers = list(_callers(frame))
+        # Background work of the cluster goes on beside the request; nothing below it is a step.
+        aside = [name for name in callers if name.startswith("fencepost.store.postgres.cluster")]
+        caller = (*aside, *callers, "")[0]
+        self.calls.append(Call(len(callers), module, code.co_qualname, caller))
 
 
-def send(port: int, method: str, headers: str, body: str, query: str = "") -> bytes:
-    """Send one request on a connection of its own, and return the answer."""
-    head = f"{method} /v1/stream/walk{query} HTTP/1.1\r\nHost: walk\r\nConnection: close\r\n"
-    length = f"Content-Length: {len(body)}\r\n" if body else ""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"{head}{headers}{length}\r\n{body}".encode())
-        answer = b""
-        while piece := connection.recv(65536):
-            answer += piece
-    return answer
+def _callers(frame: FrameType) -> Iterator[str]:
+    """The modules of `fencepost` above a frame, the nearest first."""
+    above = frame.f_back
+    while above is not None:
+        name = above.f_globals.get("__name__", "")
+        if name.startswith("fencepost.") and not above.f_code.co_name.startswith("<"):
+            yield name
+        above = above.f_back
+
+
+class Client:
+    """A connection that is kept open, as those of real clients are."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+
+    def send(self, method: str, headers: str, body: str, query: str = "") -> bytes:
+        """Send one request and return the answer, which is short enough for one piece."""
+        head = f"{method} /v1/stream/walk{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        length = f"Content-Length: {len(body)}\r\n" if body else ""
+        self._socket.sendall(f"{head}{headers}{length}\r\n{body}".encode())
+        return self._socket.recv(65536)
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 async def walk(store: AnyStoreSettings, what: str) -> tuple[list[Call], bytes]:
@@ -95,21 +139,30 @@ async def walk(store: AnyStoreSettings, what: str) -> tuple[list[Call], bytes]:
     sys.setprofile(tracer)
     try:
         async with TestServer(store) as server:
-            await asyncio.to_thread(send, server.port, "PUT", JSON, "")
+            client = Client(server.port)
+            await asyncio.to_thread(client.send, "PUT", JSON, "")
             for seq in (0, 1):
                 headers = REQUESTS["append"][1].replace("Seq: 2", f"Seq: {seq}")
-                await asyncio.to_thread(send, server.port, "POST", headers, "[0]")
+                await asyncio.to_thread(client.send, "POST", headers, "[0]")
             method, headers, body = REQUESTS[what]
             query = "?offset=-1" if what == "read" else ""
             tracer.is_on = True
-            answer = await asyncio.to_thread(send, server.port, method, headers, body, query)
+            answer = await asyncio.to_thread(client.send, method, headers, body, query)
             tracer.is_on = False
+            client.close()
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
     return [
         call for call in tracer.calls if not call.module.startswith("fencepost.testing")
     ], answer
+
+
+def steps_of(calls: list[Call]) -> list[Call]:
+    """The steps of one request: from its first byte to the last call of its answer."""
+    numbers = [number for number, call in enumerate(calls) if call.module.startswith(_FRONT)]
+    first, last = (numbers[0], numbers[-1] + 1) if numbers else (0, len(calls))
+    return [call for call in calls[first:last] if call.is_step]
 
 
 def listing(calls: list[Call]) -> Iterator[str]:
@@ -128,12 +181,15 @@ def listing(calls: list[Call]) -> Iterator[str]:
     functions = len({(call.module, call.function) for call in calls})
     modules = len({call.module for call in calls})
     yield f"{len(calls)} calls of {functions} functions in {modules} modules"
+    steps = steps_of(calls)
+    yield f"{len(steps)} steps through {len({call.module for call in steps})} modules"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("store", nargs="?", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("request", nargs="?", choices=("append", "read"), default="append")
+    parser.add_argument("--steps", action="store_true", help="print the steps alone")
     chosen = parser.parse_args()
     with contextlib.ExitStack() as stack:
         store: AnyStoreSettings
@@ -142,6 +198,8 @@ def main() -> None:
         else:
             store = PostgresSettings(url=shared_server().new_database())
         calls, answer = asyncio.run(walk(store, chosen.request))
+    if chosen.steps:
+        calls = steps_of(calls)
     print(*listing(calls), sep="\n")
     print(answer.partition(b"\r\n")[0].decode())
 

@@ -129,4 +129,12 @@ def test_a_call_several_times_in_a_row_is_one_line_of_a_walk() -> None:
         "  1  a: f",
         "  2    b: g  x2",
         "3 calls of 2 functions in 2 modules",
+        "3 steps through 2 modules",
     ]
+
+
+def test_what_a_module_does_inside_and_the_types_of_values_are_no_steps() -> None:
+    assert Call(3, "fencepost.a", "f", "fencepost.b").is_step
+    assert not Call(3, "fencepost.a", "f", "fencepost.a").is_step
+    assert not Call(3, "fencepost.clock", "now", "fencepost.a").is_step
+    assert not Call(3, "fencepost.a", "A.__init__", "fencepost.b").is_step

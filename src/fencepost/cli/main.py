@@ -39,9 +39,12 @@ COMMANDS = {
 }
 """Commands in the order of the help, each with the module that has a function of its name."""
 
+GROUPS = {"groups": "groups", "token": "tokens", "pipeline": "pipeline"}
+"""Groups of commands, each with the module that has them as `app`."""
+
 
 def build(only: str | None = None) -> typer.Typer:
-    """The application, with every command or with one."""
+    """The application, with every command or with one, or one group of them."""
     app = typer.Typer(
         name="fencepost",
         help="Durable streams: every write lands exactly once.",
@@ -54,10 +57,9 @@ def build(only: str | None = None) -> typer.Typer:
         if only in (None, name):
             function = name.replace("-", "_")
             app.command(name)(getattr(import_module(f"fencepost.cli.{module}"), function))
-    if only is None:
-        app.add_typer(import_module("fencepost.cli.groups").app, name="groups")
-        app.add_typer(import_module("fencepost.cli.tokens").app, name="token")
-        app.add_typer(import_module("fencepost.cli.pipeline").app, name="pipeline")
+    for name, module in GROUPS.items():
+        if only in (None, name):
+            app.add_typer(import_module(f"fencepost.cli.{module}").app, name=name)
     return app
 
 
@@ -75,7 +77,7 @@ def main() -> None:
     """Run the command line."""
     asked = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        app = build(asked if asked in COMMANDS else None)
+        app = build(asked if asked in COMMANDS or asked in GROUPS else None)
     except KeyboardInterrupt:
         sys.exit(130)
     app()

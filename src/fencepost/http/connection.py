@@ -110,7 +110,8 @@ class Connection(asyncio.Protocol):
             high=self._settings.write_buffer_bytes_high, low=self._settings.write_buffer_bytes_low
         )
         peername = transport.get_extra_info("peername")
-        self._reader = RequestReader(self.front, str(peername[0]) if peername else "", self._take)
+        peer = str(peername[0]) if peername else ""
+        self._reader = RequestReader(self.front, peer, self._turns.take)
         front = self.front
         crowded = len(front.connections) - front.refusing >= self._settings.connections_max
         front.joined(self)
@@ -250,12 +251,11 @@ class Connection(asyncio.Protocol):
 
     # Turns.
 
-    def _take(self, request: Request, keep_alive: bool, version: str) -> None:
-        if not keep_alive:
-            self._ended = True
-            if request.upgrade is not None:
-                self._early = b""
-        self._turns.take(request, keep_alive, version)
+    def last_came(self, request: Request) -> None:
+        """Take no request after this one."""
+        self._ended = True
+        if request.upgrade is not None:
+            self._early = b""
 
     def work_began(self) -> None:
         """Close when the client has left: that cancels the work."""

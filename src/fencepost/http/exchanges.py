@@ -33,6 +33,10 @@ class Owner(Protocol):
         """Write the answers whose turn has come."""
         ...
 
+    def last_came(self, request: Request) -> None:
+        """This request is the connection's last."""
+        ...
+
     def work_began(self) -> None:
         """The application works on a request whose client may have left already."""
         ...
@@ -101,6 +105,8 @@ class Turns:
     def take(self, request: Request, keep_alive: bool, version: str) -> None:
         """Start a request, or let it wait for its turn."""
         self.queued_bytes += len(request.body)
+        if not keep_alive:
+            self.owner.last_came(request)
         self._enqueue(Exchange(self, request, keep_alive, version))
 
     def refuse(self, answer: Answer) -> None:

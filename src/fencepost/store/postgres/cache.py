@@ -233,7 +233,8 @@ class BulkLoader(DiskLoader):
 
     def forget(self) -> None:
         """Forget what there may be any number of, and most of which is used once."""
-        self.turn_groups.forget()
+        if self.turn_groups.loaded_groups:
+            self.turn_groups.forget()
         self._keys.clear()
         self._sends.clear()
         self._parts.clear()

@@ -58,7 +58,8 @@ class TurnGroupRows(GroupRows):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._met: dict[str, Met] = {}
-        self._loaded_groups: dict[str, Group | None] = {}
+        self.loaded_groups: dict[str, Group | None] = {}
+        """The groups that requests of this turn name; empty when nothing was loaded for it."""
         self._loaded: dict[tuple[int, str], Target | None] = {}
         self._candidates: dict[tuple[int, str], list[Target]] = {}
         self._due: dict[tuple[int, str], list[Row]] = {}
@@ -92,12 +93,12 @@ class TurnGroupRows(GroupRows):
             self._due[place] = next(found)
 
     def _take_groups(self, names: Sequence[str], rows: Sequence[Row]) -> None:
-        self._loaded_groups = dict.fromkeys(names)
+        self.loaded_groups = dict.fromkeys(names)
         if len(self._met) > KNOWN_MAX:
             self._met.clear()
         for row in rows:
             group = group_from_row(row)
-            self._loaded_groups[group.name] = group
+            self.loaded_groups[group.name] = group
             self._met[group.name] = Met(group.id, group.lanes, group.settings.targets)
 
     def _take_targets(self, places: Sequence[tuple[int, str]], rows: Sequence[Row]) -> None:
@@ -143,7 +144,7 @@ class TurnGroupRows(GroupRows):
 
     def forget(self) -> None:
         """A turn is over."""
-        self._loaded_groups.clear()
+        self.loaded_groups.clear()
         self._loaded.clear()
         self._candidates.clear()
         self._due.clear()
@@ -151,8 +152,8 @@ class TurnGroupRows(GroupRows):
     # Finding
 
     def group(self, name: str) -> Group | None:
-        if name in self._loaded_groups:
-            return self._loaded_groups[name]
+        if name in self.loaded_groups:
+            return self.loaded_groups[name]
         return super().group(name)
 
     def target(self, group_id: int, target: str) -> Target | None:

@@ -240,7 +240,7 @@ class Turns:
         self, connection: WritingConnection, counters: Row, batch: Sequence[Request]
     ) -> tuple[LedgerGroup, list[tuple[Done, object]]]:
         self.now_ms, self.leader = counters[5], counters[6]
-        needs = together([request.needs for request in batch])
+        needs = batch[0].needs if len(batch) == 1 else together([one.needs for one in batch])
         self.counted.dropped += await self._cache.prepare(connection, counters, needs)
         groups = [r.about_group for r in batch if r.about_group is not None]
         if groups:

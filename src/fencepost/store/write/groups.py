@@ -257,8 +257,6 @@ class Groups:
 
     def seal(self, changes: GroupChanges) -> None:
         """Take down the rows to write."""
-        if not (changes.groups or changes.leases or changes.parked):
-            return
         saved = [(*group_columns(group), LIVE) for group in changes.groups.values() if group]
         leases: list[Row] = []
         dropped: list[Row] = []

@@ -535,7 +535,8 @@ class Ledger(KeyLedger):
             else:
                 group.updates.append((*hot, stream.id))
             group.views.append((entry, view_of(stream), entry.state))
-        self.groups.seal(group)
+        if group.groups or group.leases or group.parked:
+            self.groups.seal(group)
         group.key_rows = list(group.keys.values())
         group.counters = (self.next_position, self.next_stream, self.last_ms)
 
@@ -543,9 +544,12 @@ class Ledger(KeyLedger):
         """`group` is on disk: readers may see it."""
         self._pending.remove(group)
         self._committed = group.number
-        self.keys_committed(group)
-        self.sends.committed(group)
-        self.meshes.committed(group)
+        if group.numbered_keys:
+            self.keys_committed(group)
+        if group.numbered_sends:
+            self.sends.committed(group)
+        if group.meshes or group.topics:
+            self.meshes.committed(group)
         published = []
         for entry, view, state in group.views:
             entry.view = view
