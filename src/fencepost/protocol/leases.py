@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from fencepost.protocol.globs import ANY, Glob
 from fencepost.protocol.groups import Group, GroupInvalid, LimitExceeded
 from fencepost.protocol.timing import fence_fits, has_passed
 
@@ -373,9 +374,12 @@ def decide_correlate(
             row = _new_row(group, item)
             new += 1
         elif row.source != item.source:
-            return GroupInvalid(
-                f"the target {item.target!r} has the source {row.source!r}, not {item.source!r}"
-            )
+            source = _wider(row.source, item.source)
+            if source is None:
+                return GroupInvalid(
+                    f"the target {item.target!r} has the source {row.source!r}, not {item.source!r}"
+                )
+            row = row._replace(source=source)
         row = _correlate(row, item, now_ms)
         lanes[row.lane] = None
         changed[item.target] = row
@@ -387,6 +391,19 @@ def decide_correlate(
         watermark=until, targets_count=group.targets_count + new, lanes=tuple(lanes)
     )
     return CorrelationDecision(moved, changed, new)
+
+
+def _wider(one: str, other: str) -> str | None:
+    """The source that holds every stream of both; None when neither holds the other.
+
+    A target that begins as a stream may get the events of other streams later. Its worker sorts out
+    which of the wider source's events are for the target.
+    """
+    if ANY in (one, other):
+        return ANY
+    if Glob(one).matches(other):
+        return one
+    return other if Glob(other).matches(one) else None
 
 
 def _new_row(group: Group, item: Correlated) -> Target:

@@ -300,6 +300,25 @@ def test_a_target_keeps_its_source() -> None:
     assert isinstance(refused, GroupInvalid)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "wider"),
+    [
+        ("orders/7", "orders/*", "orders/*"),
+        ("orders/*", "orders/7", "orders/*"),
+        ("stock/tea", "**", "**"),
+        ("orders/*", "**", "**"),
+        ("**", "orders/*", "**"),
+    ],
+)
+def test_a_source_grows_to_one_that_holds_it(first: str, second: str, wider: str) -> None:
+    row = waiting("a")._replace(source=first)
+
+    decided = correlate(group(), Correlated("a", second, 3), rows=(row,))
+
+    assert isinstance(decided, CorrelationDecision)
+    assert decided.rows["a"].source == wider
+
+
 def test_targets_and_lanes_are_bounded() -> None:
     found = [Correlated(f"t{n}", "s", 1, lane=f"l{n}") for n in range(4)]
 
