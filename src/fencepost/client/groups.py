@@ -152,6 +152,8 @@ class TargetInfo(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     at: int
     work_to: int
+    waits_from: int
+    """No event before this position waits."""
     worker: str | None
     lease_until_ms: int | None
     retry: int

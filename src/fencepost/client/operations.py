@@ -416,6 +416,7 @@ class WriterBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 _PART = ("txn", "part", "chunks")
+_LEASE = ("token", "at", "replayed")
 _PLAIN = (
     "close",
     "producer_strict",
@@ -435,11 +436,14 @@ def commit(
     key: str | None,
     reason: str | None = None,
     writer: WriterBatch | None = None,
-    leases: Iterable[tuple[str, int]] = (),
+    leases: Iterable[tuple[str, int] | tuple[str, int, list[Any]]] = (),
 ) -> Operation[Committed]:
-    """Several appends, all of them or none; `reason` is for the audit stream."""
+    """Several appends, all of them or none; `reason` is for the audit stream.
+
+    The third item of a lease says how its replayed events ended.
+    """
     document: dict[str, Any] = {"appends": [append.document() for append in appends]}
-    acked = [{"token": token, "at": at} for token, at in leases]
+    acked = [dict(zip(_LEASE, lease, strict=False)) for lease in leases]
     if acked:
         document["leases"] = acked
     headers = [("Content-Type", JSON)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -43,6 +43,7 @@ from fencepost.client.settings import ClientSettings
 from fencepost.client.sse import EventParser
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 log = logging.getLogger(__name__)
 
 START = "-1"
@@ -419,6 +420,14 @@ class _Control(msgspec.Struct):
     streamCursor: str | None = None  # noqa: N815
     upToDate: bool = False  # noqa: N815
     streamClosed: bool = False  # noqa: N815
+
+
+class Paged(Protocol[T_co]):
+    """What comes in pages."""
+
+    def next(self) -> Operation[Sequence[T_co] | None]:
+        """The entries of the next page that has any; None at the end."""
+        ...
 
 
 class Pages(Generic[T]):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fencepost.client import groups
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.readings import AsyncListing
-from fencepost.client.group_worker import AsyncHandler, async_work
+from fencepost.client.group_worker import AsyncHandler, Working, async_work
 from fencepost.client.groups import (
     Acked,
     Changed,
@@ -86,15 +86,10 @@ class AsyncGroup:
         handler works. An event whose handler raises is a failure of that event, and is tried again
         as the group says. With `until_idle` this returns when there is nothing to claim.
         """
-        await async_work(
-            self,
-            handler,
-            worker=worker,
-            streams=streams,
-            events=events,
-            lane=lane,
-            until_idle=until_idle,
+        options = Working(
+            worker=worker, streams=streams, events=events, lane=lane, until_idle=until_idle
         )
+        await async_work(self, handler, options)
 
     async def claim(
         self,

@@ -10,7 +10,7 @@ from fencepost.client import operations
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.decoding import array_inside, text_of
 from fencepost.client.errors import require
-from fencepost.client.reading import Follower, LogReader, Pages, Reader
+from fencepost.client.reading import Follower, LogReader, Paged, Reader
 from fencepost.client.results import Batch, LogEntry, LogPage
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class AsyncReading(Generic[T]):
 class AsyncListing(Generic[T]):
     """A list of the server that is fetched page by page while it is iterated."""
 
-    def __init__(self, driver: AsyncDriver, pages: Pages[T]) -> None:
+    def __init__(self, driver: AsyncDriver, pages: Paged[T]) -> None:
         self._driver = driver
         self._pages = pages
         self._entries: Iterator[T] = iter(())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fencepost.client import groups
-from fencepost.client.group_worker import Handler, work
+from fencepost.client.group_worker import Handler, Working, work
 from fencepost.client.groups import (
     Acked,
     Changed,
@@ -87,15 +87,10 @@ class Group:
         handler works. An event whose handler raises is a failure of that event, and is tried again
         as the group says. With `until_idle` this returns when there is nothing to claim.
         """
-        work(
-            self,
-            handler,
-            worker=worker,
-            streams=streams,
-            events=events,
-            lane=lane,
-            until_idle=until_idle,
+        options = Working(
+            worker=worker, streams=streams, events=events, lane=lane, until_idle=until_idle
         )
+        work(self, handler, options)
 
     def claim(
         self,

@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 from fencepost.client import operations
 from fencepost.client.decoding import array_inside, text_of
 from fencepost.client.errors import require
-from fencepost.client.reading import Follower, LogReader, Pages, Reader
+from fencepost.client.reading import Follower, LogReader, Paged, Reader
 from fencepost.client.results import Batch, LogEntry, LogPage
 from fencepost.client.sync.connections import Driver
 
@@ -136,7 +136,7 @@ class Reading(Generic[T]):
 class Listing(Generic[T]):
     """A list of the server that is fetched page by page while it is iterated."""
 
-    def __init__(self, driver: Driver, pages: Pages[T]) -> None:
+    def __init__(self, driver: Driver, pages: Paged[T]) -> None:
         self._driver = driver
         self._pages = pages
         self._entries: Iterator[T] = iter(())

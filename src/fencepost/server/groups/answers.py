@@ -121,6 +121,7 @@ def shown_target(row: Target, now_ms: int) -> dict[str, object]:
         "priority": row.priority,
         "at": row.at,
         "work_to": row.work_to,
+        "waits_from": row.waits_from,
         "worker": row.worker,
         "lease_until_ms": row.lease_until_ms if row.worker is not None else None,
         "retry": row.retry,
