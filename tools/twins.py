@@ -21,6 +21,7 @@ SOURCE = ROOT / "src/fencepost"
 PACKAGES = {
     "client/aio": "client/sync",
     "coordination/aio": "coordination/sync",
+    "events/aio": "events/sync",
 }
 MODULES = {"client/state/aio.py": "client/state/sync.py"}
 

@@ -1,0 +1,1 @@
+"""The async classes of events, over the operations of `fencepost.events`."""

@@ -1,0 +1,38 @@
+"""An app: declared once, and opened with a client.
+
+`App` holds declarations only and does no I/O, so one app serves the sync and the async client, any
+number of workers, and tests. `open` gives what acts on a server.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import overload
+
+from fencepost.client.aio.client import AsyncClient
+from fencepost.client.sync.client import Client
+from fencepost.events.aio.apps import AsyncOpenApp
+from fencepost.events.declarations import Declarations
+from fencepost.events.errors import DefinitionError
+from fencepost.events.sync.apps import OpenApp
+
+
+class App(Declarations):
+    """An application: entities, reactions and hooks. Its group on the server has its name."""
+
+    @overload
+    def open(self, client: Client) -> OpenApp: ...
+
+    @overload
+    def open(self, client: AsyncClient) -> AsyncOpenApp: ...
+
+    def open(self, client: Client | AsyncClient) -> OpenApp | AsyncOpenApp:
+        """The app on a server: use it as a context manager."""
+        if isinstance(client, AsyncClient):
+            return AsyncOpenApp(self, client)
+        for reaction in self.registry.reactions:
+            if inspect.iscoroutinefunction(reaction.handler):
+                raise DefinitionError(
+                    f"the reaction {reaction.name} is async: open the app with an async client"
+                )
+        return OpenApp(self, client)

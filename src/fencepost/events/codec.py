@@ -1,0 +1,126 @@
+"""Events as messages and back: checked when they are written, upcast and checked when read.
+
+A message is `{"name", "data", "meta": {"correlation", "causation", ...}, "schema"}`. Where the
+event lies (stream, version, position, time) is never inside it. Names that begin with `$` are the
+server's: `$opened` carries the state that a stream begins with after its books were closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fencepost.client.results import LogEntry
+from fencepost.events.errors import DefinitionError, EventInvalidError, UnknownEventError
+from fencepost.events.types import Event, Recorded
+
+OPENED, CLOSED = "$opened", "$closed"
+CORRELATION, CAUSATION = "correlation", "causation"
+
+
+class Place(NamedTuple):
+    """Where a message lies, for errors."""
+
+    stream: str
+    version: int | None
+    position: int | None = None
+
+
+class Envelope(msgspec.Struct):
+    """A message that is an event, its data not yet looked into."""
+
+    name: str
+    data: Any = None
+    meta: dict[str, Any] = {}
+    schema: int = 1
+
+
+def encoded(event: Event, meta: Mapping[str, Any], stream: str) -> dict[str, Any]:
+    """An event as a message; raises `EventInvalidError` for values that its class does not take."""
+    kind = event.__event__
+    try:
+        data = msgspec.to_builtins(event)
+        msgspec.convert(data, type(event))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise EventInvalidError(f"{kind.name}: {error}", stream, version=None) from None
+    return {"name": kind.name, "data": data, "meta": dict(meta), "schema": kind.schema}
+
+
+def envelope(message: Any, place: Place) -> Envelope:
+    """A message as an event, its data as it is."""
+    try:
+        return msgspec.convert(message, Envelope)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the message is no event: {error}", place) from None
+
+
+class Codec:
+    """The events that an app knows, by name."""
+
+    def __init__(self, kinds: Iterable[type[Event]]) -> None:
+        self._kinds: dict[str, type[Event]] = {}
+        for kind in kinds:
+            self.add(kind)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._kinds
+
+    def add(self, kind: type[Event]) -> None:
+        """Know one more; two classes of one name are an error."""
+        name = kind.__event__.name
+        if self._kinds.setdefault(name, kind) is not kind:
+            raise DefinitionError(
+                f"two classes of events are named {name!r}: give one another name"
+            )
+
+    def decode(self, found: Envelope, place: Place) -> Event:
+        """The event that an envelope holds, in the form of today."""
+        kind = self._kinds.get(found.name)
+        if kind is None:
+            stream, version, position = place
+            raise UnknownEventError(found.name, stream, version=version, position=position)
+        try:
+            return msgspec.convert(_upcast(kind, found), kind)
+        except Exception as error:  # an upcaster may raise anything
+            reason = f"{found.name}: {type(error).__name__}: {error}"
+            raise invalid(reason, place) from error
+
+    def recorded(self, entry: LogEntry) -> Recorded[Any]:
+        """An entry of the log as an event; one of an unknown name keeps its data as it is."""
+        place = Place(entry.stream, entry.version, entry.position)
+        found = envelope(entry.data, place)
+        known = found.name in self._kinds
+        return Recorded(
+            data=self.decode(found, place) if known else found.data,
+            name=found.name,
+            stream=entry.stream,
+            version=-1 if entry.version is None else entry.version,
+            position=entry.position,
+            timestamp_ms=entry.timestamp_ms,
+            correlation=_text(found.meta.get(CORRELATION)),
+            causation=_text(found.meta.get(CAUSATION)),
+            meta=found.meta,
+            schema=found.schema,
+        )
+
+
+def _upcast(kind: type[Event], found: Envelope) -> Any:
+    data, newest = found.data, kind.__event__.schema
+    if found.schema > newest:
+        raise ValueError(f"its schema is {found.schema}, and this program knows up to {newest}")
+    for schema in range(found.schema, newest):
+        upcaster = kind.__event__.upcasters.get(schema)
+        if upcaster is not None:
+            data = upcaster(dict(data))
+    return data
+
+
+def invalid(reason: str, place: Place) -> EventInvalidError:
+    """The error about a message at a place."""
+    return EventInvalidError(reason, place.stream, version=place.version, position=place.position)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

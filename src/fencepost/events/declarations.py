@@ -1,0 +1,159 @@
+"""What an app declares: its entities, reactions and hooks, and the bounds that it has.
+
+Nothing here speaks to a server; `app.py` opens it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from fencepost.client.errors import require
+from fencepost.events.errors import DefinitionError
+from fencepost.events.registry import HOOKS, Breadcrumb, Hook, Reaction, Registry
+from fencepost.events.retry import Retry
+from fencepost.events.types import Entity, Event, Recorded
+
+E = TypeVar("E", bound=Event)
+ContextT = TypeVar("ContextT")
+ResultT = TypeVar("ResultT")
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of an app."""
+
+    snapshot_every: int | None = 100
+    """Events of an entity between two snapshots; None: no snapshots."""
+    cache_max: int = 1_000
+    """Entities whose newest state is kept."""
+    conflicts_max: int = 20
+    """Conflicts with other writers after which `do` gives up."""
+    lease_ms: int = 10_000
+    """How long a worker may be silent before another one takes its targets."""
+    start: int | Literal["first", "now"] = "first"
+    """Where the reactions of a new app begin: at the first event, behind the newest one when its
+    first worker starts, or behind a position."""
+
+
+class Declarations:
+    """The declarations of an application. Its group on the server has the app's name."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        entities: Iterable[type[Entity]] = (),
+        events: Iterable[type[Event]] = (),
+        sources: Iterable[str] = (),
+        settings: AppSettings | None = None,
+    ) -> None:
+        """Declare an app.
+
+        Args:
+            name: The name of the app and of its group.
+            entities: The entities; the events that their methods name are known by that.
+            events: Further events that no entity names.
+            sources: Streams, as globs, whose events reactions are for, beside those of entities.
+            settings: Bounds, where they differ from the defaults.
+        """
+        require(bool(_NAME.fullmatch(name)), f"the name {name!r} is not of [A-Za-z0-9._-]{{1,128}}")
+        self.name = name
+        self.settings = settings or AppSettings()
+        self.registry = Registry(entities, events, sources)
+        self._hooks: dict[str, list[Hook]] = {kind: [] for kind in HOOKS}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def reaction(
+        self,
+        event: type[E],
+        *more: type[E],
+        to: str | Callable[[Recorded[E]], str | None] | None = None,
+        retry: Retry | None = None,
+        name: str | None = None,
+        lane: str | None = None,
+        priority: int | None = None,
+    ) -> Reacts[E]:
+        """Have a function called for every event of a kind, once its target's turn has come.
+
+        Args:
+            event: The class of the event; `more` are others that the function takes too.
+            to: The target: events of one target are handled one after the other, targets side by
+                side. A fixed name, or a pure function of the event; by default its stream. The
+                function runs twice for each event.
+            retry: How a failure is tried again, and what happens after the last attempt.
+            name: The name of the reaction; by default that of the function.
+            lane: Workers may serve one lane alone.
+            priority: Targets with a greater number are claimed first.
+        """
+        return Reacts(self, (event, *more), to, retry or Retry(), name, lane, priority)
+
+    def hook(self, kind: str) -> Callable[[Hook], Hook]:
+        """Have a function called when something happens: committed, claimed, acked, blocked, ...
+
+        It gets a `Breadcrumb`. What it raises is logged and changes nothing.
+        """
+        if kind not in self._hooks:
+            raise DefinitionError(f"there is no hook {kind!r}: {', '.join(HOOKS)}")
+
+        def note(hook: Hook) -> Hook:
+            self._hooks[kind].append(hook)
+            return hook
+
+        return note
+
+    def tell(self, crumb: Breadcrumb) -> None:
+        """Log what happened, and call the hooks for it."""
+        log.debug("%s", crumb.kind, extra={"fencepost": msgspec.structs.asdict(crumb)})
+        for hook in self._hooks.get(crumb.kind, ()):
+            try:
+                hook(crumb)
+            except Exception:
+                log.exception("a hook for %s failed", crumb.kind)
+
+
+class Reacts(Generic[E]):
+    """The decorator that `App.reaction` gives."""
+
+    def __init__(
+        self,
+        app: Declarations,
+        events: tuple[type[E], ...],
+        to: Any,
+        retry: Retry,
+        name: str | None,
+        lane: str | None,
+        priority: int | None,
+    ) -> None:
+        self._app = app
+        self._events = events
+        self._to = to
+        self._retry = retry
+        self._name = name
+        self._lane = lane
+        self._priority = priority
+
+    def __call__(
+        self, handler: Callable[[Recorded[E], ContextT], ResultT]
+    ) -> Callable[[Recorded[E], ContextT], ResultT]:
+        self._app.registry.add(
+            Reaction(
+                name=self._name or handler.__name__,
+                events=self._events,
+                handler=handler,
+                to=self._to,
+                retry=self._retry,
+                lane=self._lane,
+                priority=self._priority,
+            )
+        )
+        return handler

@@ -1,0 +1,274 @@
+"""Loading entities: a snapshot or the cache, then the tail of the stream, folded.
+
+A snapshot lies in a stream beside the entity's, `$snapshots/PATH`, which keeps one message. It can
+be thrown away at any time: it says which version and offset it stands for, and what follows is read
+from there. A snapshot of another class, of an older fold, or one that cannot be read is passed
+over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from fencepost.client import operations
+from fencepost.client.decoding import json_messages
+from fencepost.client.effects import Operation
+from fencepost.client.errors import (
+    BadRequestError,
+    OffsetTruncatedError,
+    ProtocolError,
+    StreamDeletedError,
+    StreamNotFoundError,
+)
+from fencepost.client.http import Request
+from fencepost.client.operations import Condition, stream_target
+from fencepost.client.retry import Kind, exchange
+from fencepost.client.settings import JSON, ClientSettings
+from fencepost.events.codec import OPENED, Codec, Place, envelope, invalid
+from fencepost.events.commits import Query
+from fencepost.events.types import Entity, EntityT, Event
+
+EntityT_co = TypeVar("EntityT_co", bound=Entity, covariant=True)
+
+START = "-1"
+SNAPSHOTS = "$snapshots/"
+_MESSAGES = json_messages(Any)
+
+
+class Loaded(msgspec.Struct, Generic[EntityT_co], frozen=True, kw_only=True):
+    """An entity as it stands: its state, and the version that the state is of."""
+
+    state: EntityT_co
+    stream: str
+    version: int = -1
+    """Number of the last event; -1: none happened yet."""
+    offset: str = START
+    """Where the stream goes on."""
+    snapshot: int = -1
+    """The version of the newest snapshot that was read or asked for."""
+
+
+class Cache:
+    """The newest state of some entities, the least recently used dropped first.
+
+    What it holds may be old. A commit at its version finds out, and an action that it refuses is
+    decided again on the state of today.
+    """
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._entries: OrderedDict[tuple[type[Entity], str], Loaded[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, kind: type[EntityT], path: str) -> Loaded[EntityT] | None:
+        """The state that was put last, if it is still here."""
+        with self._lock:
+            found = self._entries.get((kind, path))
+            if found is not None:
+                self._entries.move_to_end((kind, path))
+            return found
+
+    def put(self, loaded: Loaded[Any]) -> None:
+        """Remember a state, unless a newer one is here."""
+        key = (type(loaded.state), loaded.stream)
+        with self._lock:
+            current = self._entries.get(key)
+            if current is not None and current.version > loaded.version:
+                return
+            self._entries[key] = loaded
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._entries_max:
+                self._entries.popitem(last=False)
+
+    def drop(self, kind: type[Entity], path: str) -> None:
+        """Forget a state: it was found to be old."""
+        with self._lock:
+            self._entries.pop((kind, path), None)
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """The data of a snapshot."""
+
+    entity: str
+    snapshot: int
+    version: int
+    offset: str
+    state: Any
+
+
+def load(
+    settings: ClientSettings,
+    codec: Codec,
+    kind: type[EntityT],
+    entity_id: str,
+    known: Loaded[EntityT] | None,
+    *,
+    snapshots: bool,
+) -> Operation[Loaded[EntityT]]:
+    """An entity as it stands now; `known` is an older state of it to go on from."""
+    path = kind.__entity__.path_of(entity_id)
+    began = known
+    if began is None:
+        began = Loaded(state=kind(), stream=path)
+        if snapshots:
+            began = (yield from _from_snapshot(settings, kind, path)) or began
+    try:
+        return (yield from _catch_up(settings, codec, began))
+    except (OffsetTruncatedError, StreamNotFoundError, StreamDeletedError, BadRequestError):
+        if began.offset == START:
+            raise
+    # The stream begins later now, or is another one of the same name: what was known is no use.
+    return (yield from _catch_up(settings, codec, Loaded(state=kind(), stream=path)))
+
+
+def _catch_up(
+    settings: ClientSettings, codec: Codec, loaded: Loaded[EntityT]
+) -> Operation[Loaded[EntityT]]:
+    """The state after the events behind the ones that are in it."""
+    while True:
+        target = stream_target(loaded.stream, (("offset", loaded.offset),))
+        try:
+            answer = yield from exchange(settings, Request("GET", target), Kind.READ)
+        except StreamNotFoundError:
+            if loaded.offset != START:
+                raise
+            return loaded
+        response = answer.response
+        following = response.headers.get("stream-next-offset")
+        last = response.integer("stream-version")
+        if following is None or last is None:
+            raise ProtocolError("the answer to a read has no Stream-Next-Offset or Stream-Version")
+        messages = _MESSAGES(response.body) if response.body else []
+        loaded = fold(codec, loaded, messages, last, following)
+        if response.is_true("stream-up-to-date") or response.is_true("stream-closed"):
+            return loaded
+        if not messages:
+            return loaded
+
+
+def fold(
+    codec: Codec, loaded: Loaded[EntityT], messages: list[Any], last: int, offset: str
+) -> Loaded[EntityT]:
+    """The state after messages, of which the last one has the version `last`."""
+    state = loaded.state
+    for index, message in enumerate(messages):
+        place = Place(loaded.stream, last - len(messages) + 1 + index)
+        state = folded(codec, state, message, place)
+    return msgspec.structs.replace(loaded, state=state, version=last, offset=offset)
+
+
+def folded(codec: Codec, state: EntityT, message: Any, place: Place) -> EntityT:
+    """The state after one message; the books of a stream may begin with a state."""
+    found = envelope(message, place)
+    if found.name == OPENED:
+        try:
+            opened: EntityT = msgspec.convert(found.data["state"], type(state))
+        except (msgspec.ValidationError, LookupError, TypeError) as error:
+            raise invalid(
+                f"{OPENED} has no state of {type(state).__name__}: {error}", place
+            ) from None
+        return opened
+    if found.name.startswith("$"):
+        return state
+    return state.__entity__.apply(state, codec.decode(found, place))
+
+
+def load_as_of(
+    settings: ClientSettings,
+    codec: Codec,
+    kind: type[EntityT],
+    entity_id: str,
+    as_of: datetime | int,
+) -> Operation[Loaded[EntityT]]:
+    """An entity as it stood at a time, or right after the event at a position of the log."""
+    path = kind.__entity__.path_of(entity_id)
+    loaded = Loaded(state=kind(), stream=path)
+    if isinstance(as_of, int):
+        query = Query(settings, codec, stream=path, before=as_of + 1)
+    else:
+        query = Query(settings, codec, stream=path, created_before=as_of)
+    while (page := (yield from query.next())) is not None:
+        for event in page:
+            place = Place(path, event.version, event.position)
+            if isinstance(event.data, Event):
+                state = kind.__entity__.apply(loaded.state, event.data)
+            else:
+                message = {"name": event.name, "data": event.data, "schema": event.schema}
+                state = folded(codec, loaded.state, message, place)
+            loaded = msgspec.structs.replace(loaded, state=state, version=event.version)
+    return loaded
+
+
+# Snapshots
+
+
+def snapshot_path(path: str) -> str:
+    """The stream that holds the snapshot of a stream."""
+    return SNAPSHOTS + path
+
+
+def is_due(loaded: Loaded[Any], every: int | None) -> bool:
+    """Whether so many events have happened since the last snapshot."""
+    return every is not None and loaded.version - loaded.snapshot >= every
+
+
+def write_snapshot(settings: ClientSettings, loaded: Loaded[Any]) -> Operation[None]:
+    """Store the state beside its stream; an older snapshot is dropped by its retention."""
+    kind = loaded.state.__entity__
+    path = snapshot_path(loaded.stream)
+    data = Snapshot(
+        entity=kind.name,
+        snapshot=kind.snapshot,
+        version=loaded.version,
+        offset=loaded.offset,
+        state=msgspec.to_builtins(loaded.state),
+    )
+    body = operations.encode_messages([{"name": "$snapshot", "data": data}], JSON)
+    try:
+        yield from operations.append(settings, path, body, JSON, Condition())
+    except StreamNotFoundError:
+        headers = (("Content-Type", JSON), ("Stream-Retention-Messages", "1"))
+        yield from exchange(settings, Request("PUT", stream_target(path), headers), Kind.WRITE)
+        yield from operations.append(settings, path, body, JSON, Condition())
+
+
+def _from_snapshot(
+    settings: ClientSettings, kind: type[EntityT], path: str
+) -> Operation[Loaded[EntityT] | None]:
+    target = stream_target(snapshot_path(path), (("offset", START),))
+    try:
+        answer = yield from exchange(settings, Request("GET", target), Kind.READ)
+    except (StreamNotFoundError, StreamDeletedError):
+        return None
+    messages = _MESSAGES(answer.response.body) if answer.response.body else []
+    for message in reversed(messages):
+        found = _read_snapshot(kind, path, message)
+        if found is not None:
+            return found
+    return None
+
+
+def _read_snapshot(kind: type[EntityT], path: str, message: Any) -> Loaded[EntityT] | None:
+    """A snapshot as a state; None for one of another class or fold, or that does not fit."""
+    try:
+        found = msgspec.convert(message["data"], Snapshot)
+        if (found.entity, found.snapshot) != (kind.__entity__.name, kind.__entity__.snapshot):
+            return None
+        state = msgspec.convert(found.state, kind)
+    except (msgspec.ValidationError, LookupError, TypeError):
+        return None
+    return Loaded(
+        state=state,
+        stream=path,
+        version=found.version,
+        offset=found.offset,
+        snapshot=found.version,
+    )

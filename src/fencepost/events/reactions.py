@@ -1,0 +1,429 @@
+"""Reactions at work: which targets events concern, and what the reactions of a lease do.
+
+Operations without I/O. `Correlating` reads the log behind the group's watermark and notes the
+targets that its events concern, one compare-and-swap for each page. `handle` runs the reactions of
+one lease, event by event, and stores what they gathered together with the ack, in one commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from fencepost.client import groups, operations
+from fencepost.client.effects import Call, Operation
+from fencepost.client.errors import (
+    CorrelationMovedError,
+    GroupExistsError,
+    LeaseLostError,
+    ResponseError,
+)
+from fencepost.client.group_worker import AWAY
+from fencepost.client.groups import GroupEvent, Lease, LeaseAck, ReplayedEvent, TargetInfo
+from fencepost.client.operations import query_of
+from fencepost.client.reading import LogReader, Pages
+from fencepost.client.results import LogEntry
+from fencepost.client.settings import ClientSettings
+from fencepost.events.codec import CORRELATION
+from fencepost.events.commits import is_event, meta_of
+from fencepost.events.deciding import Deciding
+from fencepost.events.errors import EventsError
+from fencepost.events.registry import Breadcrumb, Correlated, Reaction, Registry
+from fencepost.events.types import Recorded
+from fencepost.events.units import Unit
+
+log = logging.getLogger(__name__)
+
+FLUSH_MS = 250
+"""A lease whose reactions have worked for so long stores what they did, and claims again."""
+TARGETS_MAX = 5_000
+"""Targets of one correlation; the server takes 10,000."""
+IDLE_POSITIONS_MAX = 1_000
+"""Positions without any event for a reaction that the watermark may lag behind the log."""
+SPANS_MAX = 1_000
+"""Pieces of the log whose targets this process noted by itself, the newest ones."""
+ROWS_MAX = 10_000
+"""Targets of other processes that are remembered."""
+PAGES_MAX = 20
+"""Pages of the log that are read for the leases of one claim."""
+
+# Attempts, waits and what happens after the last are decided by each reaction. The group only
+# keeps them: it never gives up by itself, and takes waits of any length.
+GROUP = {
+    "sources": ["**"],
+    "targets": "computed",
+    "retries_max": 0,
+    "on_exhausted": "retry",
+    "backoff": {"kind": "fixed", "base_ms": 1_000, "cap_ms": 7 * 86_400_000, "jitter": 0.0},
+}
+
+
+class Handled(msgspec.Struct, frozen=True):
+    """How a handler ended: with an error, or well."""
+
+    error: Exception | None = None
+
+
+Invoke = Callable[[Reaction, Recorded[Any], Unit, Lease], Handled | Awaitable[Handled]]
+"""Calls the handler of a reaction, in the way of the client that is used; it never raises."""
+Tell = Callable[[Breadcrumb], None]
+
+
+def make_group(settings: ClientSettings, name: str, start: int | str) -> Operation[int]:
+    """Make the group of an app, or find it; the position up to which it is correlated."""
+    try:
+        info = yield from groups.make_group(settings, name, {**GROUP, "start": start})
+    except GroupExistsError:
+        info = yield from groups.show_group(settings, name)
+        if info.targets != "computed":
+            raise
+    return info.correlated
+
+
+class Correlating:
+    """Reads the log behind the watermark of the group and notes what events concern."""
+
+    def __init__(self, settings: ClientSettings, group: str, registry: Registry) -> None:
+        self._settings = settings
+        self._group = group
+        self._registry = registry
+        self._watermark: int | None = None
+        self._spans: list[tuple[int, int]] = []
+        self._rows: OrderedDict[str, TargetInfo] = OrderedDict()
+
+    def to_head(self) -> Operation[bool]:
+        """Correlate what there is; whether there was anything for a reaction."""
+        return (yield from self._go_on(live=False, stopped=lambda: False))
+
+    def follow(self, stopped: Callable[[], bool]) -> Operation[None]:
+        """Correlate what there is and what comes, until `stopped`."""
+        yield from self._go_on(live=True, stopped=stopped)
+
+    def _go_on(self, *, live: bool, stopped: Callable[[], bool]) -> Operation[bool]:
+        info = yield from groups.show_group(self._settings, self._group)
+        self._watermark = info.correlated
+        query = query_of({**self._registry.selection(), "pruned": "skip"})
+        reader = LogReader(self._settings, query, after=info.correlated, until=None, live=live)
+        reader.stopped = stopped
+        noted = False
+        while (page := (yield from reader.next())) is not None:
+            yield from self._note(page.entries, page.next)
+            noted = True
+        scanned = reader.after
+        if isinstance(scanned, int) and scanned - self._watermark >= IDLE_POSITIONS_MAX:
+            yield from self._note([], scanned)
+        return noted
+
+    def _note(self, entries: list[LogEntry], until: int) -> Operation[None]:
+        found = [correlated for entry in entries for correlated in self.targets(entry)]
+        for start in range(0, max(len(found), 1), TARGETS_MAX):
+            piece = found[start : start + TARGETS_MAX]
+            last = start + TARGETS_MAX >= len(found)
+            # Events of one position stay together: their targets are noted in one step.
+            end = until if last else piece[-1].position - 1
+            yield from self._swap([item for item in found if item.position <= end], end)
+
+    def _swap(self, found: list[Correlated], until: int) -> Operation[None]:
+        assert self._watermark is not None
+        while until > self._watermark:
+            items = [item for item in found if item.position > self._watermark]
+            targets = [_body(item) for item in newest(items)]
+            after = self._watermark
+            try:
+                self._watermark = yield from groups.correlate(
+                    self._settings, self._group, after, until, targets
+                )
+            except CorrelationMovedError as moved:
+                if moved.watermark is None or moved.watermark <= self._watermark:
+                    raise
+                self._watermark = moved.watermark
+            else:
+                self._covered(after, until)
+
+    def _covered(self, after: int, until: int) -> None:
+        if self._spans and self._spans[-1][1] == after:
+            self._spans[-1] = (self._spans[-1][0], until)
+        else:
+            self._spans.append((after, until))
+            del self._spans[:-SPANS_MAX]
+
+    def noted_here(self, position: int) -> bool:
+        """Whether this process noted the targets of an event, with the resolvers that it has."""
+        index = bisect_left(self._spans, position, key=lambda span: span[1])
+        return index < len(self._spans) and self._spans[index][0] < position
+
+    def was_told(self, target: str, position: int) -> Operation[bool]:
+        """Whether a target was told of an event by any worker, or has gone past it."""
+        row = self._rows.get(target)
+        if row is None or not tells(row, position):
+            # What a row was told of stays told, so only a "no" is asked for again.
+            query = query_of({"match": target})
+            path = f"/v1/groups/{self._group}/streams"
+            page = yield from Pages(self._settings, path, "streams", TargetInfo, query).next()
+            if not page:
+                return False
+            row = self._rows[target] = page[0]
+            while len(self._rows) > ROWS_MAX:
+                self._rows.popitem(last=False)
+        return tells(row, position)
+
+    def targets(self, entry: LogEntry) -> list[Correlated]:
+        """What an entry of the log concerns."""
+        if entry.marker is not None or not is_event(entry.data):
+            return []
+        if not self._registry.concerns(entry.stream, entry.data["name"]):
+            return []
+        try:
+            event = self._registry.codec.recorded(entry)
+        except EventsError:
+            # Its worker reports it: an event that cannot be read fails at its own stream.
+            return [Correlated(entry.stream, entry.stream, entry.position)]
+        return self._registry.targets(event)
+
+
+def tells(row: TargetInfo, position: int) -> bool:
+    """Whether a row shows that its target was told of an event, or has gone past it."""
+    return row.at >= position or row.waits_from <= position <= row.work_to
+
+
+def newest(found: list[Correlated]) -> list[Correlated]:
+    """One entry for each target and the first position too: it says since when work waits."""
+    by_target: dict[str, list[Correlated]] = {}
+    for item in found:
+        by_target.setdefault(item.target, []).append(item)
+    chosen = []
+    for items in by_target.values():
+        chosen.append(items[0])
+        if len(items) > 1:
+            chosen.append(items[-1])
+    return sorted(chosen, key=lambda item: item.position)
+
+
+def _body(item: Correlated) -> dict[str, Any]:
+    return {key: value for key, value in msgspec.structs.asdict(item).items() if value is not None}
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker of an app needs to handle leases."""
+
+    app: str
+    worker: str
+    settings: ClientSettings
+    registry: Registry
+    deciding: Deciding
+    correlating: Correlating
+    invoke: Invoke
+    tell: Tell
+    events_max: int
+
+
+def fetch(drain: Drain, leases: list[Lease]) -> Operation[list[Lease]]:
+    """The leases with their own events alone, each piece of the log read once for all of them.
+
+    A target that gets events from many streams is given the first events of all of them, most of
+    which concern others. What lies behind those is read here, with the names that reactions have.
+    """
+    own = {
+        lease.token: [
+            event for event in lease.events if event.replayed or _is_own(drain, lease, event)
+        ]
+        for lease in leases
+    }
+    read_to = {lease.token: lease.read_to for lease in leases}
+
+    def wants_more() -> list[Lease]:
+        return [
+            lease
+            for lease in leases
+            if "*" in lease.source
+            and read_to[lease.token] < lease.until
+            and len(own[lease.token]) < drain.events_max
+        ]
+
+    for _page in range(PAGES_MAX):
+        open_leases = wants_more()
+        if not open_leases:
+            break
+        after = min(read_to[lease.token] for lease in open_leases)
+        until = max(lease.until for lease in open_leases)
+        query = query_of({**drain.registry.selection(), "pruned": "skip"})
+        reader = LogReader(drain.settings, query, after=after, until=until, live=False)
+        page = yield from reader.next()
+        entries = [] if page is None else page.entries
+        scanned = until if page is None else page.next
+        for lease in open_leases:
+            _take(drain, lease, entries, scanned, own, read_to)
+    return [
+        msgspec.structs.replace(lease, events=own[lease.token], read_to=read_to[lease.token])
+        for lease in leases
+    ]
+
+
+def _take(
+    drain: Drain,
+    lease: Lease,
+    entries: list[LogEntry],
+    scanned: int,
+    own: dict[str, list[GroupEvent]],
+    read_to: dict[str, int],
+) -> None:
+    """Give a lease those of some entries that are its own, as many as it may have."""
+    token = lease.token
+    for entry in entries:
+        if not read_to[token] < entry.position <= lease.until:
+            continue
+        if len(own[token]) == drain.events_max:
+            return
+        read_to[token] = entry.position
+        if _is_own(drain, lease, entry):
+            own[token].append(GroupEvent(**msgspec.structs.asdict(entry)))
+    read_to[token] = max(read_to[token], min(scanned, lease.until))
+
+
+def _is_own(drain: Drain, lease: Lease, entry: LogEntry) -> bool:
+    """Whether an event is for this target, or for one that may not have been told of it."""
+    targets = [found.target for found in drain.correlating.targets(entry)]
+    if lease.target in targets:
+        return True
+    return bool(targets) and not drain.correlating.noted_here(entry.position)
+
+
+def handle(drain: Drain, lease: Lease, is_lost: Callable[[], bool]) -> Operation[LeaseAck | None]:
+    """Run the reactions of a lease; its ack, or None when a commit has acked it or it was lost."""
+    clock = drain.settings.clock
+    began_ms = clock.monotonic_ms()
+    drain.tell(_crumb(drain, "claimed", lease, events=len(lease.events)))
+    unit = Unit(drain.deciding)
+    at: int | None = None
+    replayed: list[ReplayedEvent] = []
+    for event in lease.events:
+        if is_lost():
+            drain.tell(_crumb(drain, "lost", lease))
+            return None
+        if not event.replayed and clock.monotonic_ms() - began_ms > FLUSH_MS and unit:
+            return (yield from _store(drain, lease, unit, lease.at if at is None else at, replayed))
+        error, reaction = yield from _react(drain, lease, event, unit)
+        if error is None:
+            unit.keep()
+            if event.replayed:
+                replayed.append(ReplayedEvent(position=event.position))
+            else:
+                at = event.position
+            continue
+        unit.take_back()
+        log.debug("the reaction to %s %d failed", event.stream, event.position, exc_info=error)
+        retry = reaction.retry if reaction else drain.registry.retry_of(_name(event))
+        dice = clock.random()
+        failure = retry.failure(event.position, error, retry=lease.retry, dice=dice)
+        if event.replayed:
+            replayed.append(ReplayedEvent(position=event.position, error=failure.error))
+            continue
+        if unit:
+            # What the events before did is stored with their ack. The lease ends with that, so
+            # this event comes again at once, as the first of a lease that can report its failure.
+            return (yield from _store(drain, lease, unit, lease.at if at is None else at, replayed))
+        return LeaseAck(token=lease.token, at=at, failure=failure, replayed=replayed)
+    return (yield from _store(drain, lease, unit, lease.read_to, replayed))
+
+
+def _react(
+    drain: Drain, lease: Lease, event: GroupEvent, unit: Unit
+) -> Operation[tuple[Exception | None, Reaction | None]]:
+    """Run every reaction of the target to an event; the first error, and whose it was."""
+    try:
+        recorded = drain.registry.codec.recorded(event)
+    except EventsError as error:
+        return error, None
+    found = drain.registry.matching(recorded, lease.target)
+    if not found:
+        found = yield from _adopted(drain, lease, recorded)
+    for reaction in found:
+        handled: Handled = yield Call(partial(drain.invoke, reaction, recorded, unit, lease))
+        if handled.error is not None:
+            return handled.error, reaction
+    return None, None
+
+
+def _adopted(drain: Drain, lease: Lease, event: Recorded[Any]) -> Operation[list[Reaction]]:
+    """The reactions to an event whose target was another one when it was noted.
+
+    A resolver that has changed since sends the event to a target that was never told of it. Then
+    the target that was told handles it. An event whose target was told is that target's.
+    """
+    adopted: list[Reaction] = []
+    if drain.correlating.noted_here(event.position):
+        return adopted
+    for reaction in drain.registry.reactions_to(event):
+        target = drain.registry.target_of(reaction, event)
+        if target is None or target == lease.target:
+            continue
+        if not (yield from drain.correlating.was_told(target, event.position)):
+            adopted.append(reaction)
+    return adopted
+
+
+def _store(
+    drain: Drain, lease: Lease, unit: Unit, at: int, replayed: list[ReplayedEvent]
+) -> Operation[LeaseAck | None]:
+    """Store what was gathered and ack the lease, in one commit; without effects, only the ack."""
+    if not unit:
+        return LeaseAck(token=lease.token, at=at, replayed=replayed)
+    appends = unit.appends()
+    try:
+        yield from operations.commit(
+            drain.settings, appends, None, leases=[(lease.token, at, replayed)]
+        )
+    except LeaseLostError:
+        drain.tell(_crumb(drain, "lost", lease))
+        return None
+    except AWAY:
+        raise
+    except ResponseError as error:
+        # The server refuses what the reactions want to store: a failure of the first event.
+        first = next((event for event in lease.events if not event.replayed), None)
+        if first is None:
+            raise
+        retry = drain.registry.retry_of(_name(first))
+        failure = retry.failure(
+            first.position, error, retry=lease.retry, dice=drain.settings.clock.random()
+        )
+        return LeaseAck(token=lease.token, failure=failure)
+    finally:
+        for kind, path in unit.streams():
+            drain.deciding.cache.drop(kind, path)
+    drain.tell(_crumb(drain, "committed", lease, events=sum(len(a.messages) for a in appends)))
+    drain.tell(_crumb(drain, "acked", lease, position=at))
+    return None
+
+
+def context_meta(drain: Drain, event: Recorded[Any]) -> dict[str, Any]:
+    """What goes with the events of a reaction: the same correlation, caused by its event."""
+    return meta_of(drain.settings, event.correlation, str(event.position))
+
+
+def _crumb(
+    drain: Drain, kind: str, lease: Lease, *, events: int = 0, position: int | None = None
+) -> Breadcrumb:
+    correlation = None
+    if lease.events and is_event(lease.events[0].data):
+        meta = lease.events[0].data.get("meta")
+        correlation = meta.get(CORRELATION) if isinstance(meta, dict) else None
+    return Breadcrumb(
+        kind=kind,
+        app=drain.app,
+        target=lease.target,
+        worker=drain.worker,
+        events=events,
+        position=position,
+        correlation=correlation if isinstance(correlation, str) else None,
+    )
+
+
+def _name(event: GroupEvent) -> str:
+    return str(event.data["name"]) if is_event(event.data) else ""

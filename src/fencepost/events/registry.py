@@ -1,0 +1,204 @@
+"""What an app is made of: its entities, events and reactions, and which target an event concerns.
+
+A reaction has a target: the stream of its event by default, a fixed name, or what a resolver makes
+of the event. Events of one target are handled one after the other, targets side by side. Everything
+here is pure. A resolver runs twice for an event: when its target is noted (correlation), and when
+the worker that has the target asks which reactions the event is for (match).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from fencepost.client.errors import require
+from fencepost.events.codec import Codec
+from fencepost.events.errors import DefinitionError
+from fencepost.events.retry import Retry
+from fencepost.events.types import Entity, Event, Recorded
+from fencepost.protocol.globs import Glob
+
+NAMES_MAX = 64
+"""Names that one request of the log may ask for."""
+EVERYWHERE = "**"
+
+Resolver = Callable[[Recorded[Any]], str | None]
+Hook = Callable[["Breadcrumb"], None]
+HOOKS = (
+    "committed",
+    "claimed",
+    "acked",
+    "failed",
+    "blocked",
+    "parked",
+    "lost",
+    "settled",
+    "closed",
+)
+
+
+class Breadcrumb(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the app did, for hooks and logs."""
+
+    kind: str
+    app: str
+    stream: str | None = None
+    target: str | None = None
+    position: int | None = None
+    events: int = 0
+    worker: str | None = None
+    error: str | None = None
+    correlation: str | None = None
+
+
+class Reaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A handler, the events that it is for, and how it is tried again."""
+
+    name: str
+    events: tuple[type[Event], ...]
+    handler: Callable[..., Any]
+    to: str | Resolver | None = None
+    retry: Retry = Retry()
+    lane: str | None = None
+    priority: int | None = None
+
+    def target(self, event: Recorded[Any]) -> str | None:
+        """The target of an event; None: it concerns none."""
+        if self.to is None:
+            return event.stream
+        if isinstance(self.to, str):
+            return self.to
+        found = self.to(event)
+        if found is not None and not (found and isinstance(found, str)):
+            raise DefinitionError(f"the target of {self.name} is {found!r}, and must be a text")
+        return found
+
+
+class Correlated(msgspec.Struct, frozen=True):
+    """A target that an event concerns; `source` is where the target's events come from."""
+
+    target: str
+    source: str
+    position: int
+    lane: str | None = None
+    priority: int | None = None
+
+
+class Registry:
+    """The declarations of an app."""
+
+    def __init__(
+        self,
+        entities: Iterable[type[Entity]],
+        events: Iterable[type[Event]],
+        sources: Iterable[str],
+    ) -> None:
+        self.entities = tuple(entities)
+        self.codec = Codec(events)
+        for entity in self.entities:
+            require(bool(entity.__entity__.template), f"{entity.__name__} has no stream")
+            for kind in entity.__entity__.events():
+                self.codec.add(kind)
+        self._others = tuple(sources)
+        self.sources = tuple(
+            dict.fromkeys([*(entity.__entity__.glob for entity in self.entities), *self._others])
+        )
+        self._globs = [Glob(source) for source in self.sources]
+        self.reactions: list[Reaction] = []
+        self._by_event: dict[str, list[Reaction]] = {}
+        self._shared_source = EVERYWHERE
+
+    def add(self, reaction: Reaction) -> None:
+        """Know one more reaction."""
+        if any(known.name == reaction.name for known in self.reactions):
+            raise DefinitionError(f"two reactions are named {reaction.name!r}: give one a name")
+        self.reactions.append(reaction)
+        for kind in reaction.events:
+            self.codec.add(kind)
+            self._by_event.setdefault(kind.__event__.name, []).append(reaction)
+        self._shared_source = self._find_shared_source()
+
+    def _find_shared_source(self) -> str:
+        """Where the events of computed targets come from: one kind of entity, or anywhere.
+
+        A narrow source is read faster, and needs fewer grants.
+        """
+        globs = set()
+        for name in self._by_event:
+            emitting = [
+                entity.__entity__.glob
+                for entity in self.entities
+                if any(kind.__event__.name == name for kind in entity.__entity__.events())
+            ]
+            globs.update(emitting or [EVERYWHERE])
+        return globs.pop() if len(globs) == 1 and not self._others else EVERYWHERE
+
+    @property
+    def has_resolvers(self) -> bool:
+        """Whether a target is computed, so that other code might compute another one."""
+        return any(callable(reaction.to) for reaction in self.reactions)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the events that reactions are for."""
+        return sorted(self._by_event)
+
+    def selection(self) -> dict[str, list[str] | None]:
+        """What to ask the log for; what is more than it takes is left out, and filtered here."""
+        names, sources = self.names, list(self.sources)
+        return {
+            "name": names if len(names) <= NAMES_MAX else None,
+            "match": sources if 0 < len(sources) <= NAMES_MAX else None,
+        }
+
+    def concerns(self, stream: str, name: str) -> bool:
+        """Whether a reaction is for events of this name in this stream."""
+        return name in self._by_event and (
+            not self._globs or any(glob.matches(stream) for glob in self._globs)
+        )
+
+    def targets(self, event: Recorded[Any]) -> list[Correlated]:
+        """The targets that an event concerns, each once."""
+        found: dict[str, Correlated] = {}
+        for reaction in self._by_event.get(event.name, ()):
+            target = self.target_of(reaction, event)
+            if target is None:
+                continue
+            source = event.stream if target == event.stream else self._shared_source
+            known = found.get(target)
+            if known is None:
+                found[target] = Correlated(
+                    target, source, event.position, reaction.lane, reaction.priority
+                )
+        return list(found.values())
+
+    def matching(self, event: Recorded[Any], target: str) -> list[Reaction]:
+        """The reactions to an event that belong to a target."""
+        return [
+            reaction
+            for reaction in self._by_event.get(event.name, ())
+            if self.target_of(reaction, event) == target
+        ]
+
+    @staticmethod
+    def target_of(reaction: Reaction, event: Recorded[Any]) -> str | None:
+        """The target of an event for a reaction.
+
+        A resolver that raises sends its event to the event's own stream: there the worker calls it
+        once more, and what it raises is a failure of that event alone.
+        """
+        try:
+            return reaction.target(event)
+        except Exception:
+            return event.stream
+
+    def reactions_to(self, event: Recorded[Any]) -> Sequence[Reaction]:
+        """Every reaction to an event, whatever its target."""
+        return self._by_event.get(event.name, ())
+
+    def retry_of(self, name: str) -> Retry:
+        """How an event that cannot even be read is tried again: as its first reaction is."""
+        found: Sequence[Reaction] = self._by_event.get(name, ())
+        return found[0].retry if found else Retry()

@@ -1,0 +1,375 @@
+"""Workers of an app: correlate, claim, run reactions, commit and ack.
+
+Async and sync are written side by side by hand, because tasks and threads share nothing; the loop
+itself is the client's (`client/group_worker.py`), and what happens with a lease is an operation
+(`reactions.py`). An async app runs plain functions in threads, so both kinds of handlers can be
+given to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import msgspec
+
+from fencepost.client.aio.connections import AsyncDriver
+from fencepost.client.aio.groups import AsyncGroup
+from fencepost.client.effects import Operation
+from fencepost.client.group_worker import (
+    AWAY,
+    Breaker,
+    Working,
+    async_work_leases,
+    work_leases,
+)
+from fencepost.client.groups import AckedItem, Lease, LeaseAck
+from fencepost.client.sync.connections import Driver
+from fencepost.client.sync.groups import Group
+from fencepost.events.aio.contexts import AsyncContext
+from fencepost.events.deciding import Deciding
+from fencepost.events.declarations import Declarations
+from fencepost.events.errors import SettleTimeoutError
+from fencepost.events.reactions import (
+    Correlating,
+    Drain,
+    Handled,
+    Invoke,
+    context_meta,
+    fetch,
+    handle,
+    make_group,
+)
+from fencepost.events.registry import Breadcrumb, Reaction
+from fencepost.events.sync.contexts import Context
+from fencepost.events.types import Recorded
+from fencepost.events.units import Unit
+
+T = TypeVar("T")
+
+CAUSE: ContextVar[tuple[str | None, str] | None] = ContextVar("fencepost_cause", default=None)
+"""Inside a reaction: the correlation of its event, and the event's position."""
+SETTLE_WAIT_MS = 500
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """What `settle` did."""
+
+    leases: int = 0
+    """Leases that were handled to their end."""
+
+
+class Staff(msgspec.Struct, frozen=True, kw_only=True):
+    """An app that a worker works for, and how it claims."""
+
+    app: Declarations
+    deciding: Deciding
+    options: Working
+
+
+class Tally:
+    """Counts what a worker reports, on its way to the hooks."""
+
+    def __init__(self, tell: Callable[[Breadcrumb], None]) -> None:
+        self._tell = tell
+        self.acked = 0
+
+    def __call__(self, crumb: Breadcrumb) -> None:
+        self.acked += crumb.kind == "acked"
+        self._tell(crumb)
+
+
+def _drain(
+    staff: Staff,
+    tell: Callable[[Breadcrumb], None],
+    invoker: Callable[[Drain, Reaction, Recorded[Any], Unit, Lease], Handled | Awaitable[Handled]],
+) -> Drain:
+    app, settings = staff.app, staff.deciding.settings
+
+    def invoke(
+        reaction: Reaction, event: Recorded[Any], unit: Unit, lease: Lease
+    ) -> Handled | Awaitable[Handled]:
+        return invoker(drain, reaction, event, unit, lease)
+
+    called: Invoke = invoke
+    drain = Drain(
+        app=app.name,
+        worker=staff.options.worker,
+        settings=settings,
+        registry=app.registry,
+        deciding=staff.deciding,
+        correlating=Correlating(settings, app.name, app.registry),
+        invoke=called,
+        tell=tell,
+        events_max=staff.options.events,
+    )
+    return drain
+
+
+def _told(drain: Drain) -> Callable[[Lease, AckedItem], None]:
+    def on_acked(lease: Lease, item: AckedItem) -> None:
+        drain.tell(
+            Breadcrumb(
+                kind=item.outcome,
+                app=drain.app,
+                target=lease.target,
+                worker=drain.worker,
+                position=item.at,
+                events=len(lease.events),
+            )
+        )
+
+    return on_acked
+
+
+def _cause(event: Recorded[Any]) -> tuple[str | None, str]:
+    return event.correlation, str(event.position)
+
+
+# With tasks
+
+
+class _Bridge(Driver):
+    """Lets a thread run operations on the loop of an async client."""
+
+    def __init__(self, driver: AsyncDriver, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(driver.settings)
+        self._async_driver = driver
+        self._loop = loop
+
+    def run(self, operation: Operation[T], stop: Any = None) -> T:  # noqa: ARG002
+        running = asyncio.run_coroutine_threadsafe(self._async_driver.run(operation), self._loop)
+        return running.result()
+
+
+async def _async_invoke(
+    driver: AsyncDriver,
+    drain: Drain,
+    reaction: Reaction,
+    event: Recorded[Any],
+    unit: Unit,
+    lease: Lease,
+) -> Handled:
+    meta = context_meta(drain, event)
+    token = CAUSE.set(_cause(event))
+    try:
+        if inspect.iscoroutinefunction(reaction.handler):
+            context = AsyncContext(driver, unit, meta, drain.app, lease, event)
+            await reaction.handler(event, context)
+        else:
+            bridge = _Bridge(driver, asyncio.get_running_loop())
+            plain = Context(bridge, unit, meta, drain.app, lease, event)
+            await asyncio.to_thread(reaction.handler, event, plain)
+    except Exception as error:
+        return Handled(error)
+    finally:
+        CAUSE.reset(token)
+    return Handled()
+
+
+async def async_work_app(
+    driver: AsyncDriver, group: AsyncGroup, staff: Staff, stopping: asyncio.Event | None
+) -> None:
+    """Run reactions until cancelled, or until `stopping` is set."""
+    drain = _async_drain(driver, staff, staff.app.tell)
+    await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
+    breaker = Breaker()
+    if staff.app.registry.has_resolvers:
+        # What workers with other resolvers have noted is finished before more is noted.
+        first = msgspec.structs.replace(staff.options, until_idle=True)
+        await _async_leases(driver, group, drain, first, breaker, stopping)
+    correlating = asyncio.create_task(_async_correlate(driver, drain))
+    try:
+        await _async_leases(driver, group, drain, staff.options, breaker, stopping)
+    finally:
+        correlating.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await correlating
+
+
+async def _async_correlate(driver: AsyncDriver, drain: Drain) -> None:
+    breaker = Breaker()
+    while True:
+        try:
+            await driver.run(drain.correlating.follow(lambda: False))
+            breaker.succeeded()
+        except AWAY as error:
+            breaker.failed(error)
+        await asyncio.sleep(breaker.pause_s)
+
+
+def _async_drain(driver: AsyncDriver, staff: Staff, tell: Callable[[Breadcrumb], None]) -> Drain:
+    def invoke(
+        drain: Drain, reaction: Reaction, event: Recorded[Any], unit: Unit, lease: Lease
+    ) -> Awaitable[Handled]:
+        return _async_invoke(driver, drain, reaction, event, unit, lease)
+
+    return _drain(staff, tell, invoke)
+
+
+async def _async_leases(
+    driver: AsyncDriver,
+    group: AsyncGroup,
+    drain: Drain,
+    options: Working,
+    breaker: Breaker | None,
+    stopping: asyncio.Event | None,
+) -> int | None:
+    async def handled(lease: Lease) -> LeaseAck | None:
+        return await driver.run(handle(drain, lease, lambda: False))
+
+    async def prepare(leases: list[Lease]) -> list[Lease]:
+        return await driver.run(fetch(drain, leases))
+
+    return await async_work_leases(
+        group,
+        handled,
+        options,
+        prepare=prepare,
+        on_acked=_told(drain),
+        breaker=breaker,
+        stopping=stopping,
+    )
+
+
+async def async_settle(
+    driver: AsyncDriver, group: AsyncGroup, staff: Staff, timeout: float
+) -> Settled:
+    """Run reactions until there is nothing left to do."""
+    tally = Tally(staff.app.tell)
+    if staff.app.registry.reactions:
+        drain = _async_drain(driver, staff, tally)
+        clock = driver.settings.clock
+        ends_ms = clock.monotonic_ms() + timeout * 1000
+        await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
+        wait_ms = 0
+        while True:
+            # What was noted before, perhaps by other code, is finished before more is noted.
+            chosen = msgspec.structs.replace(staff.options, until_idle=True, idle_wait_ms=wait_ms)
+            acked = tally.acked
+            due_ms = await _async_leases(driver, group, drain, chosen, None, None)
+            noted = await driver.run(drain.correlating.to_head())
+            if due_ms is None and not noted and tally.acked == acked:
+                break
+            wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0
+            if clock.monotonic_ms() > ends_ms:
+                raise SettleTimeoutError(f"work was left after {timeout} s")
+    tally(Breadcrumb(kind="settled", app=staff.app.name))
+    return Settled(leases=tally.acked)
+
+
+# With threads
+
+
+def _invoke(
+    driver: Driver,
+    drain: Drain,
+    reaction: Reaction,
+    event: Recorded[Any],
+    unit: Unit,
+    lease: Lease,
+) -> Handled:
+    context = Context(driver, unit, context_meta(drain, event), drain.app, lease, event)
+    token = CAUSE.set(_cause(event))
+    try:
+        reaction.handler(event, context)
+    except Exception as error:
+        return Handled(error)
+    finally:
+        CAUSE.reset(token)
+    return Handled()
+
+
+def work_app(driver: Driver, group: Group, staff: Staff, stopping: threading.Event | None) -> None:
+    """Run reactions until `stopping` is set."""
+    drain = _sync_drain(driver, staff, staff.app.tell)
+    driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
+    stop = driver.stop_of(None)
+    breaker = Breaker()
+    if staff.app.registry.has_resolvers:
+        # What workers with other resolvers have noted is finished before more is noted.
+        first = msgspec.structs.replace(staff.options, until_idle=True)
+        _sync_leases(driver, group, drain, first, breaker, stopping)
+
+    def correlate() -> None:
+        reading = Breaker()
+        while not stop.is_over():
+            try:
+                driver.run(drain.correlating.follow(stop.is_over), stop)
+                reading.succeeded()
+            except AWAY as error:
+                if stop.is_over():
+                    return
+                reading.failed(error)
+                stop.sleep(reading.pause_s)
+
+    correlating = threading.Thread(target=correlate, name="fencepost-correlate", daemon=True)
+    correlating.start()
+    try:
+        _sync_leases(driver, group, drain, staff.options, breaker, stopping)
+    finally:
+        stop.set()
+        correlating.join()
+
+
+def _sync_drain(driver: Driver, staff: Staff, tell: Callable[[Breadcrumb], None]) -> Drain:
+    def invoke(
+        drain: Drain, reaction: Reaction, event: Recorded[Any], unit: Unit, lease: Lease
+    ) -> Handled:
+        return _invoke(driver, drain, reaction, event, unit, lease)
+
+    return _drain(staff, tell, invoke)
+
+
+def _sync_leases(
+    driver: Driver,
+    group: Group,
+    drain: Drain,
+    options: Working,
+    breaker: Breaker | None,
+    stopping: threading.Event | None,
+) -> int | None:
+    def handled(lease: Lease, is_lost: Callable[[], bool]) -> LeaseAck | None:
+        return driver.run(handle(drain, lease, is_lost))
+
+    def prepare(leases: list[Lease]) -> list[Lease]:
+        return driver.run(fetch(drain, leases))
+
+    return work_leases(
+        group,
+        handled,
+        options,
+        prepare=prepare,
+        on_acked=_told(drain),
+        breaker=breaker,
+        stopping=stopping,
+    )
+
+
+def settle(driver: Driver, group: Group, staff: Staff, timeout: float) -> Settled:
+    """Run reactions until there is nothing left to do."""
+    tally = Tally(staff.app.tell)
+    if staff.app.registry.reactions:
+        drain = _sync_drain(driver, staff, tally)
+        clock = driver.settings.clock
+        ends_ms = clock.monotonic_ms() + timeout * 1000
+        driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
+        wait_ms = 0
+        while True:
+            # What was noted before, perhaps by other code, is finished before more is noted.
+            chosen = msgspec.structs.replace(staff.options, until_idle=True, idle_wait_ms=wait_ms)
+            acked = tally.acked
+            due_ms = _sync_leases(driver, group, drain, chosen, None, None)
+            noted = driver.run(drain.correlating.to_head())
+            if due_ms is None and not noted and tally.acked == acked:
+                break
+            wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0
+            if clock.monotonic_ms() > ends_ms:
+                raise SettleTimeoutError(f"work was left after {timeout} s")
+    tally(Breadcrumb(kind="settled", app=staff.app.name))
+    return Settled(leases=tally.acked)

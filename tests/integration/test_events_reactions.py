@@ -1,0 +1,431 @@
+"""Reactions on real servers: targets, order, one commit for effects and ack, retries, settling."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost.events import (
+    App,
+    AppSettings,
+    AsyncContext,
+    Breadcrumb,
+    Context,
+    NonRetryableError,
+    Recorded,
+    Retry,
+    SettleTimeoutError,
+)
+from tests.engines import engine as engine
+from tests.integration.events_support import Opening, listed
+from tests.integration.events_support import opening as opening
+from tests.serving import ServerProcess
+from tests.unit.events.shop import NO_WAIT, Order, Placed, Reserved, Stock, make_app
+
+_numbers = itertools.count()
+
+
+def fresh(word: str) -> str:
+    """A name that no other test of this server has."""
+    return f"{word}{next(_numbers)}"
+
+
+_begins = [-1]
+
+
+@pytest.fixture(autouse=True)
+def begin(server_process: ServerProcess) -> None:
+    """Apps of a test begin behind what tests before it have stored."""
+    with fencepost.connect(server_process.url) as client:
+        _begins.append(client.log_head())
+
+
+def here() -> AppSettings:
+    """The settings of an app that sees the events of this test alone."""
+    return AppSettings(start=_begins[-1])
+
+
+def watching(app: App) -> list[Breadcrumb]:
+    """Everything that the app reports from now on."""
+    seen: list[Breadcrumb] = []
+    for kind in ("committed", "claimed", "acked", "failed", "blocked", "parked", "settled"):
+        app.hook(kind)(seen.append)
+    return seen
+
+
+def kinds(seen: list[Breadcrumb], *wanted: str) -> list[str]:
+    return [crumb.kind for crumb in seen if crumb.kind in wanted]
+
+
+async def test_a_reaction_acts_on_another_entity(opening: Opening) -> None:
+    app = make_app(fresh("shop"), settings=here())
+    tea = fresh("tea")
+    async with opening(app) as shop:
+        placed = await shop.using(correlation="c-1").do(
+            Order.place, fresh("o"), sku=tea, quantity=2
+        )
+
+        await shop.settle()
+
+        assert (await shop.load(Stock, tea)).state.left == 98
+        [reserved] = await listed(shop.query(stream=f"stock/{tea}"))
+        assert reserved.data == Reserved(order=placed.stream, quantity=2)
+        assert (reserved.correlation, reserved.causation) == (
+            "c-1",
+            str(placed.events[0].position),
+        )
+        assert (await shop.settle()).leases == 0
+
+
+async def test_async_handlers_work_as_well(
+    server_process: ServerProcess,
+) -> None:
+    app = make_app(fresh("shop"), settings=here(), is_async=True)
+    tea = fresh("tea")
+    async with fencepost.connect_async(server_process.url) as client, app.open(client) as shop:
+        await shop.do(Order.place, fresh("o"), sku=tea, quantity=3)
+
+        await shop.settle()
+
+        assert (await shop.load(Stock, tea)).state.left == 97
+    with (
+        fencepost.connect(server_process.url) as plain,
+        pytest.raises(TypeError, match="open the app with an async client"),
+    ):
+        app.open(plain)
+
+
+async def test_events_of_many_streams_come_to_their_target_in_order(opening: Opening) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    handled: dict[str, list[int]] = {}
+    guard = threading.Lock()
+    skus = [fresh("sku") for _ in range(3)]
+
+    @app.reaction(Placed, to=lambda event: event.data.sku)
+    def note(event: Recorded[Placed], context: Context) -> None:
+        with guard:
+            handled.setdefault(context.target, []).append(event.data.quantity)
+
+    async with opening(app) as shop:
+        for n in range(36):
+            await shop.do(Order.place, fresh("o"), sku=skus[n % 3], quantity=n)
+
+        await shop.settle(events=4, streams=2)
+
+        assert handled == {sku: list(range(i, 36, 3)) for i, sku in enumerate(skus)}
+
+
+async def test_a_target_may_be_a_stream_of_its_own_events_and_of_others(opening: Opening) -> None:
+    app = make_app(fresh("shop"), settings=here())
+    tea = fresh("tea")
+    seen: list[tuple[str, str]] = []
+
+    @app.reaction(Reserved)
+    def note(event: Recorded[Reserved], context: Context) -> None:
+        seen.append((context.target, event.stream))
+
+    async with opening(app) as shop:
+        for n in range(4):
+            await shop.do(Order.place, fresh("o"), sku=tea, quantity=n + 1)
+            await shop.settle()
+
+        assert seen == [(f"stock/{tea}", f"stock/{tea}")] * 4
+        assert (await shop.load(Stock, tea)).state.left == 90
+
+
+async def test_the_second_event_of_a_lease_sees_what_the_first_one_did(opening: Opening) -> None:
+    app = make_app(fresh("shop"), settings=here(), retry=Retry(0, on_exhausted="park"))
+    tea = fresh("tea")
+    async with opening(app) as shop:
+        for quantity in (60, 30, 20, 10):
+            await shop.do(Order.place, fresh("o"), sku=tea, quantity=quantity)
+
+        await shop.settle()
+
+        assert (await shop.load(Stock, tea)).state.left == 0  # 20 did not fit, 10 did
+        found = shop.group.parked()
+        [parked] = await listed(found) if _is_async(shop) else list(found)
+        assert "not enough left" in parked.error
+
+
+def _is_async(opened: Any) -> bool:
+    return type(opened).__name__ == "AsyncOpenApp"
+
+
+async def test_a_failed_reaction_is_tried_again_and_then_blocks(opening: Opening) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    seen = watching(app)
+    attempts: list[int] = []
+
+    @app.reaction(Placed, retry=NO_WAIT)
+    def fail(event: Recorded[Placed], context: Context) -> None:
+        context.do(Stock.reserve, event.data.sku, order="x", quantity=1)
+        attempts.append(context.attempt)
+        raise RuntimeError("boom")
+
+    tea = fresh("tea")
+    async with opening(app) as shop:
+        await shop.do(Order.place, fresh("o"), sku=tea)
+
+        await shop.settle()
+
+        assert attempts == [1, 2, 3]
+        assert kinds(seen, "failed", "blocked", "acked") == ["failed", "failed", "blocked"]
+        assert (await shop.load(Stock, tea)).state.left == 100
+        assert await shop.group.unblock(filter={}) == 1
+        await shop.settle()
+        assert attempts == [1, 2, 3, 1, 2, 3]
+
+
+async def test_a_permanent_failure_is_not_tried_again(opening: Opening) -> None:
+    app = App(fresh("shop"), entities=[Order], settings=here())
+    attempts: list[int] = []
+
+    @app.reaction(Placed, retry=Retry(5, on_exhausted="park"))
+    def fail(event: Recorded[Placed], context: Context) -> None:
+        attempts.append(context.attempt)
+        raise NonRetryableError("never")
+
+    async with opening(app) as shop:
+        order = fresh("o")
+        await shop.do(Order.place, order, sku="tea")
+        await shop.do(Order.place, order, sku="coffee")
+
+        await shop.settle()
+
+        assert attempts == [1, 1]  # the second event was not held up
+
+
+async def test_an_event_that_fails_behind_others_keeps_their_effects(opening: Opening) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    tea = fresh("tea")
+    failing = True
+
+    @app.reaction(Placed, to="one", retry=Retry(0))
+    def reserve(event: Recorded[Placed], context: Context) -> None:
+        context.do(Stock.reserve, event.data.sku, order=event.stream, quantity=1)
+        if failing and event.data.quantity == 2:
+            raise RuntimeError("boom")
+
+    async with opening(app) as shop:
+        for quantity in (1, 2, 3):
+            await shop.do(Order.place, fresh("o"), sku=tea, quantity=quantity)
+
+        await shop.settle()
+
+        assert (await shop.load(Stock, tea)).state.left == 99
+        failing = False
+        await shop.group.unblock(filter={})
+        await shop.settle()
+        assert (await shop.load(Stock, tea)).state.left == 97
+
+
+async def test_a_parked_event_is_replayed_with_its_effects(opening: Opening) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    tea = fresh("tea")
+    broken = True
+
+    @app.reaction(Placed, to="one", retry=Retry(0, on_exhausted="park"))
+    def reserve(event: Recorded[Placed], context: Context) -> None:
+        if broken and event.data.quantity == 2:
+            raise RuntimeError("boom")
+        context.do(Stock.reserve, event.data.sku, order=event.stream, quantity=event.data.quantity)
+
+    async with opening(app) as shop:
+        for quantity in (1, 2, 3):
+            await shop.do(Order.place, fresh("o"), sku=tea, quantity=quantity)
+        await shop.settle()
+        assert (await shop.load(Stock, tea)).state.left == 96
+
+        broken = False
+        assert await shop.group.replay(filter={}) == 1
+        await shop.settle()
+
+        assert (await shop.load(Stock, tea)).state.left == 94
+        assert (await shop.group.stats())["parked"] == 0
+
+
+async def test_settle_waits_for_retries_and_gives_up_in_time(opening: Opening) -> None:
+    app = App(fresh("shop"), entities=[Order], settings=here())
+    attempts: list[int] = []
+
+    @app.reaction(Placed, retry=Retry(5, "fixed", base_ms=50, jitter=0.0))
+    def fail(event: Recorded[Placed], context: Context) -> None:
+        attempts.append(context.attempt)
+        if len(attempts) < 3:
+            raise RuntimeError("not yet")
+
+    async with opening(app) as shop:
+        await shop.do(Order.place, fresh("o"), sku="tea")
+
+        await shop.settle()
+
+        assert attempts == [1, 2, 3]
+
+    slow = App(fresh("shop"), entities=[Order], settings=here())
+
+    @slow.reaction(Placed, retry=Retry(5, "fixed", base_ms=60_000))
+    def fail_slowly(event: Recorded[Placed], context: Context) -> None:
+        raise RuntimeError("not yet")
+
+    async with opening(slow) as shop:
+        with pytest.raises(SettleTimeoutError):
+            await shop.settle(timeout=0.1)
+
+
+async def test_a_chain_of_reactions_is_settled_and_keeps_its_correlation(opening: Opening) -> None:
+    app = make_app(fresh("shop"), settings=here())
+    tea = fresh("tea")
+
+    @app.reaction(Reserved, to="reports")
+    def report(event: Recorded[Reserved], context: Context) -> None:
+        context.append(f"reports/{tea}", Placed(sku="report", quantity=event.data.quantity))
+
+    async with opening(app) as shop:
+        await shop.using(correlation=tea).do(Order.place, fresh("o"), sku=tea, quantity=2)
+
+        await shop.settle()
+
+        chain = await listed(shop.query(correlation=tea))
+        assert [event.stream.split("/")[0] for event in chain] == ["orders", "stock", "reports"]
+        assert [event.causation for event in chain][1:] == [
+            str(event.position) for event in chain[:2]
+        ]
+
+
+async def test_an_unreadable_event_stops_its_own_stream_alone(
+    opening: Opening, server_process: ServerProcess
+) -> None:
+    app = make_app(fresh("shop"), settings=here(), retry=Retry(0))
+    tea, bad = fresh("tea"), fresh("o")
+    seen = watching(app)
+    with fencepost.connect(server_process.url) as client:
+        odd = {"name": "Placed", "data": {"sku": 4}, "schema": 1}
+        client.stream(f"orders/{bad}").append(odd, auto_create=True)
+    async with opening(app) as shop:
+        await shop.do(Order.place, fresh("o"), sku=tea, quantity=2)
+
+        await shop.settle()
+
+        assert (await shop.load(Stock, tea)).state.left == 98
+        blocked = [crumb.target for crumb in seen if crumb.kind == "blocked"]
+        assert f"orders/{bad}" in blocked
+
+
+async def test_a_resolver_that_changes_between_correlation_and_match_strands_nothing(
+    opening: Opening,
+) -> None:
+    name, handled = fresh("shop"), list[tuple[int, str]]()
+
+    def version(prefix: str) -> App:
+        app = App(name, entities=[Order], settings=here())
+
+        @app.reaction(Placed, to=lambda event: f"{prefix}/{event.data.sku}")
+        def note(event: Recorded[Placed], context: Context) -> None:
+            handled.append((event.data.quantity, context.target))
+
+        return app
+
+    old, new = version("old"), version("new")
+    tea = fresh("tea")
+    async with opening(old) as shop:
+        for quantity in (1, 2, 3):
+            await shop.do(Order.place, fresh("o"), sku=tea, quantity=quantity)
+        await _correlate(shop)
+    async with opening(new) as shop:
+        await shop.do(Order.place, fresh("o"), sku=tea, quantity=4)
+
+        await shop.settle()
+
+        assert sorted(handled) == [
+            (1, f"old/{tea}"),
+            (2, f"old/{tea}"),
+            (3, f"old/{tea}"),
+            (4, f"new/{tea}"),
+        ]
+        stats = await shop.group.stats()
+        assert (stats["ready"], stats["blocked"]) == (0, 0)
+
+
+async def _correlate(shop: Any) -> None:
+    """Correlate as a worker does, and handle nothing."""
+    from fencepost.events.reactions import Correlating, make_group
+
+    app = shop.app
+    with fencepost.connect(str(_url(shop))) as client:
+        driver = client._driver
+        await asyncio.to_thread(driver.run, make_group(driver.settings, app.name, _begins[-1]))
+        correlating = Correlating(driver.settings, app.name, app.registry)
+        await asyncio.to_thread(driver.run, correlating.to_head())
+
+
+def _url(shop: Any) -> str:
+    address = shop.deciding.settings.address
+    return f"http://{address.host}:{address.port}"
+
+
+async def test_a_worker_runs_until_it_is_stopped(opening: Opening) -> None:
+    app = make_app(fresh("shop"), settings=here())
+    tea = fresh("tea")
+    seen = watching(app)
+    done = threading.Event()
+    app.hook("acked")(lambda _crumb: done.set())
+    async with opening(app) as shop:
+        stopping: Any = asyncio.Event() if _is_async(shop) else threading.Event()
+        working = asyncio.create_task(shop.work(worker="ann", stopping=stopping))
+
+        await shop.do(Order.place, fresh("o"), sku=tea, quantity=2)
+        assert await asyncio.to_thread(done.wait, 60)
+        stopping.set()
+        await asyncio.wait_for(working, 60)
+
+        assert (await shop.load(Stock, tea)).state.left == 98
+        assert {crumb.worker for crumb in seen if crumb.kind == "claimed"} == {"ann"}
+        assert (await shop.group.stats())["leased"] == 0
+
+
+async def test_effects_of_a_lost_lease_are_refused(server_process: ServerProcess) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    tea, order = fresh("tea"), fresh("o")
+    runs = 0
+
+    @app.reaction(Placed)
+    async def reserve(event: Recorded[Placed], context: AsyncContext) -> None:
+        nonlocal runs
+        runs += 1
+        await context.do(Stock.reserve, event.data.sku, order=event.stream, quantity=1)
+        if runs == 1:  # an operator takes the target away while its handler works
+            await shop.group.reset([event.stream])
+
+    async with fencepost.connect_async(server_process.url) as client, app.open(client) as shop:
+        await shop.do(Order.place, order, sku=tea)
+
+        await shop.settle()
+
+        assert runs == 2
+        assert (await shop.load(Stock, tea)).state.left == 99
+
+
+async def test_what_a_plain_do_inside_a_reaction_stores_carries_the_correlation(
+    server_process: ServerProcess,
+) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    tea = fresh("tea")
+
+    @app.reaction(Placed)
+    async def reserve(event: Recorded[Placed], context: AsyncContext) -> None:
+        await shop.do(Stock.reserve, tea, order=context.effect_key, quantity=1)
+
+    async with fencepost.connect_async(server_process.url) as client, app.open(client) as shop:
+        placed = await shop.do(Order.place, fresh("o"), sku=tea)
+        await shop.settle()
+
+        [event] = await listed(shop.query(stream=f"stock/{tea}"))
+        assert event.correlation == placed.events[0].correlation
+        assert event.causation == str(placed.events[0].position)
+        assert event.data.order == f"{app.name}/{placed.stream}/{placed.events[0].position}"

@@ -1,0 +1,113 @@
+"""Which targets an event concerns, and which reactions of a target it is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fencepost.events import App, Breadcrumb, DefinitionError, Recorded
+from tests.unit.events.shop import Order, Placed, Reserved, Stock
+
+
+def recorded(data: Any, stream: str, position: int = 5) -> Recorded[Any]:
+    name = type(data).__name__
+    return Recorded(data=data, name=name, stream=stream, version=0, position=position)
+
+
+PLACED = recorded(Placed(sku="tea", quantity=1), "orders/7")
+
+
+def handler(event: Recorded[Any], context: Any) -> None:
+    """Does nothing."""
+
+
+def app_of(*targets: Any) -> App:
+    app = App("shop", entities=[Order, Stock])
+    for number, to in enumerate(targets):
+        app.reaction(Placed, to=to, name=f"r{number}")(handler)
+    return app
+
+
+def test_the_target_is_the_stream_of_the_event_by_default() -> None:
+    [found] = app_of(None).registry.targets(PLACED)
+
+    assert (found.target, found.source, found.position) == ("orders/7", "orders/7", 5)
+
+
+def test_a_target_may_be_fixed_or_computed() -> None:
+    registry = app_of("all", lambda event: f"stock/{event.data.sku}").registry
+
+    assert [found.target for found in registry.targets(PLACED)] == ["all", "stock/tea"]
+    assert [found.source for found in registry.targets(PLACED)] == ["orders/*", "orders/*"]
+
+
+def test_events_of_several_entities_share_a_source_that_holds_all_streams() -> None:
+    app = app_of("all")
+    app.reaction(Reserved, to="all", name="other")(handler)
+
+    assert [found.source for found in app.registry.targets(PLACED)] == ["**"]
+
+
+def test_a_resolver_may_leave_an_event_out() -> None:
+    assert app_of(lambda event: event.correlation).registry.targets(PLACED) == []
+
+
+def test_reactions_with_one_target_are_one_piece_of_work() -> None:
+    registry = app_of("all", "all", None).registry
+
+    assert [found.target for found in registry.targets(PLACED)] == ["all", "orders/7"]
+    assert [found.name for found in registry.matching(PLACED, "all")] == ["r0", "r1"]
+    assert [found.name for found in registry.matching(PLACED, "orders/7")] == ["r2"]
+
+
+def test_a_resolver_that_raises_sends_its_event_to_the_events_own_stream() -> None:
+    registry = app_of(lambda event: event.data.nothing).registry
+
+    assert [found.target for found in registry.targets(PLACED)] == ["orders/7"]
+    assert [found.name for found in registry.matching(PLACED, "orders/7")] == ["r0"]
+
+
+def test_only_streams_of_the_app_concern_it() -> None:
+    registry = app_of(None).registry
+
+    assert registry.concerns("orders/7", "Placed")
+    assert not registry.concerns("elsewhere/7", "Placed")
+    assert not registry.concerns("orders/7", "Reserved")
+
+
+def test_the_log_is_asked_for_the_names_of_reactions() -> None:
+    assert app_of(None).registry.selection() == {
+        "name": ["Placed"],
+        "match": ["orders/*", "stock/*"],
+    }
+
+
+def test_two_reactions_of_one_name_are_refused() -> None:
+    app = App("shop", entities=[Order])
+    app.reaction(Placed)(handler)
+
+    with pytest.raises(DefinitionError, match="handler"):
+        app.reaction(Placed)(handler)
+
+
+def test_a_hook_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("shop")
+    seen: list[str] = []
+
+    @app.hook("acked")
+    def fail(crumb: Breadcrumb) -> None:
+        raise RuntimeError("boom")
+
+    app.hook("acked")(lambda crumb: seen.append(crumb.kind))
+    app.tell(Breadcrumb(kind="acked", app="shop"))
+
+    assert seen == ["acked"]
+    assert "a hook for acked failed" in caplog.text
+
+
+def test_an_unknown_hook_and_a_bad_name_are_refused() -> None:
+    with pytest.raises(DefinitionError, match="claimed"):
+        App("shop").hook("no-such-hook")
+    with pytest.raises(ValueError, match="not of"):
+        App("a b")
