@@ -273,6 +273,59 @@ def test_a_rate_is_held_for_each_principal_by_itself(
         assert len(here("two").get("/v1/stream/jobs/1").json()) == 4
 
 
+def test_a_retry_of_a_stored_append_is_never_too_fast(empty_store: Path | str) -> None:
+    """Three appends at once, and twenty minutes and more until the next."""
+    slow = principal("one", ("jobs/**", ALL), appends_per_s=0.001)
+    with place(empty_store, slow, burst_s="3000") as here:
+        one = here("one")
+        one.create("jobs/1")
+        one.send("jobs/1", "p", 0, 0)
+        one.append("jobs/1", 2, idempotency_key="k")
+        retries = [
+            *(one.send("jobs/1", "p", 0, 0) for _ in range(5)),
+            *(one.append("jobs/1", 2, idempotency_key="k") for _ in range(5)),
+            one.send("jobs/1", "p", 0, 0, producer_strict="true"),
+            one.send("jobs/1", "p", 0, 0, "other", producer_strict="true"),
+            one.append("jobs/1", "other", idempotency_key="k"),
+            one.append("jobs/none"),
+        ]
+        last = one.send("jobs/1", "p", 0, 1)
+        refused = [one.send("jobs/1", "p", 0, 2), one.append("jobs/new", stream_auto_create="true")]
+        again = [one.send("jobs/1", "p", 0, 1), one.append("jobs/1", 2, idempotency_key="k")]
+
+        statuses = [answer.status_code for answer in retries]
+        assert statuses == [204] * 5 + [200] * 5 + [204, 409, 409, 404]
+        assert last.status_code == 200
+        assert [code(answer) for answer in refused] == [TOO_FAST, TOO_FAST]
+        assert [answer.status_code for answer in again] == [204, 200]
+        assert len(one.get("/v1/stream/jobs/1").json()) == 3
+
+
+@pytest.mark.parametrize("appends", [2, 300])
+def test_a_retry_of_a_stored_commit_is_never_too_fast(
+    empty_store: Path | str, appends: int
+) -> None:
+    """One commit of this size at once; the larger one runs in slices."""
+    slow = principal("one", ("jobs/**", ALL), appends_per_s=0.001)
+    with place(empty_store, slow, burst_s=str(appends * 1000)) as here:
+        one = here("one")
+        one.create("jobs/1")
+
+        def commit(epoch: int) -> httpx.Response:
+            producers = [{"id": f"p{n}", "epoch": epoch, "seq": 0} for n in range(appends)]
+            items = [{"stream": "jobs/1", "data": 1, "producer": one} for one in producers]
+            return one.commit(*items)
+
+        stored = commit(0)
+        retries = [commit(0) for _ in range(3)]
+        refused = commit(1)
+
+        assert stored.json()["duplicate"] is False
+        assert [answer.json()["duplicate"] for answer in retries] == [True] * 3
+        assert code(refused) == TOO_FAST
+        assert commit(0).json()["duplicate"] is True
+
+
 def test_raises_have_a_rate_of_their_own(empty_store: Path | str) -> None:
     slow = principal("one", ("jobs/**", ALL), raises_per_s=0.01)
     with place(empty_store, slow) as here:

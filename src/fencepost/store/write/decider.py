@@ -12,19 +12,25 @@ from typing import NamedTuple
 
 from fencepost.protocol.acks import AckDecision
 from fencepost.protocol.appends import (
+    AlreadyClosed,
     Append,
     Appended,
     AppendOutcome,
     Conditions,
     Duplicate,
+    KeyDisagrees,
     KeyRecord,
+    KeyReused,
+    OtherContent,
     Replayed,
+    StaleEpoch,
     decide_append,
 )
 from fencepost.protocol.claims import AuditEvent, EpochGuarded, NotHolder
 from fencepost.protocol.commits import (
     Commit,
     CommitDuplicate,
+    CommitItem,
     CommitKeyReused,
     CommitLeaseLost,
     CommitOutcome,
@@ -96,6 +102,18 @@ from fencepost.store.write.loader import DiskLoader, Loader
 from fencepost.store.write.mesh_decider import MeshDecider
 
 log = logging.getLogger(__name__)
+
+
+STORED_BEFORE = (
+    Duplicate,
+    Replayed,
+    KeyReused,
+    KeyDisagrees,
+    StaleEpoch,
+    OtherContent,
+    AlreadyClosed,
+)
+"""What comes of an append that speaks of an earlier one: no limit on a rate refuses it."""
 
 
 class Counts:
@@ -225,10 +243,6 @@ class Decider:
     def append(self, request: Append) -> AppendOutcome | Missing | SoftDeleted:
         """Add a batch, close, or both."""
         now_ms = self.tick()
-        if request.actor is not None:
-            too_fast = self.claims.pace(request.actor, now_ms)
-            if too_fast is not None:
-                return too_fast
         entry = self.alive(request.path, now_ms)
         conditions = request.conditions
         if entry is None and conditions is not None and conditions.makes is not None:
@@ -252,6 +266,9 @@ class Decider:
             now_ms=now_ms,
         )
         if request.actor is not None:
+            # A retry of what is stored is answered however fast it comes, and costs nothing.
+            if not isinstance(outcome, STORED_BEFORE):
+                outcome = self.claims.pace(request.actor, now_ms) or outcome
             outcome = self.claims.settle(request, producer, outcome, now_ms)
         if isinstance(outcome, Appended):
             self.ledger.apply(self.group, entry, request, outcome, now_ms)
@@ -268,6 +285,9 @@ class Decider:
 
     def _append_to_new(self, request: Append, content_type: str, now_ms: int) -> AppendOutcome:
         """An append that makes its stream, if it is accepted."""
+        too_fast = self.claims.pace(request.actor, now_ms)
+        if too_fast is not None:
+            return too_fast
         stream = Stream(self.ledger.next_stream, request.path, content_type, created_ms=now_ms)
         position = self.ledger.next_position
         lost = None if request.conditions is None else self._lost(request.conditions)
@@ -343,11 +363,27 @@ class Decider:
             same = record.digest == request.digest
             return CommitReplayed(answer) if same else CommitKeyReused(record.created_ms)
         if request.items:
-            first = request.items[0].append
-            too_fast = self.claims.pace(first.actor, now_ms, appends=len(request.items))
+            too_fast = self._pace_commit(request, now_ms)
             if too_fast is not None:
                 return CommitRefused(0, too_fast)
         return Admitted(writer)
+
+    def _pace_commit(self, request: Commit, now_ms: int) -> TooFast | None:
+        """Count the appends of a commit, or say that they come too fast."""
+        first = request.items[0]
+        actor = first.append.actor
+        if actor is None or actor.principal.pace.appends is None:
+            return None
+        # When its first append was stored before, nothing of the commit is stored now: it is a
+        # retry, or refused.
+        if self._was_stored(first, now_ms):
+            return None
+        return self.claims.pace(actor, now_ms, appends=len(request.items))
+
+    def _was_stored(self, item: CommitItem, now_ms: int) -> bool:
+        path = item.append.path
+        draft = Draft(self.ledger, {path: self.alive(path, now_ms)}, self.claims, now_ms=now_ms)
+        return isinstance(draft.decide(item), STORED_BEFORE)
 
     def _writer_batch(
         self, request: WriterBatch, now_ms: int

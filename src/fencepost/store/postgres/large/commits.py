@@ -219,9 +219,11 @@ class LargeCommit:
 
     async def _admitted(self, session: LargeSession) -> Admitted | CommitOutcome:
         """Wait until no other large commit is under way, and be the one that is."""
+        first = self._request.items[0]
+        needs = needs_of_append(first.append)._replace(parts=first.parts)
         while True:
             self._is_under_way = True  # until it is certain that it is not
-            found = await self._turn(self._admit)
+            found = await self._turn(self._admit, needs)
             self._is_under_way = isinstance(found, Admitted)
             if not isinstance(found, _Busy):
                 return found
