@@ -106,6 +106,10 @@ SELECT COALESCE(max(bucket), -1) FROM log_buckets
 SELECT stream, path, first, last, runs FROM purges
 WHERE last >= :low AND first <= :high ORDER BY last DESC
 
+-- name: any_purge
+-- Whether anything may be gone from a range of the log.
+SELECT 1 FROM purges WHERE last >= :low AND first <= :high LIMIT 1
+
 -- Retention
 
 -- name: oldest_truncation
@@ -122,17 +126,6 @@ SELECT count(*) FROM groups WHERE state = 0 AND name NOT LIKE 'mesh:%'
 
 -- name: deleted_groups
 SELECT id FROM groups WHERE state = 1 ORDER BY id LIMIT 1
-
--- name: row_around
--- The row that a position lies in, or the last one before it.
-SELECT position, stream, kind, start_bytes, count, size FROM log
-WHERE position <= :position ORDER BY position DESC LIMIT 1
-
--- name: streams_of_path
--- All incarnations at a path, deleted ones included.
-SELECT id, content_type FROM streams WHERE path = :path AND state < 2
-UNION ALL
-SELECT id, content_type FROM streams WHERE path = :path AND state = 2
 
 -- Meshes
 

@@ -162,6 +162,39 @@ SELECT l.group_id, l.target, l.source, l.lane, l.priority, l.at_position, l.work
 FROM unnest($1::bigint[], $2::text[]) AS n (group_id, target)
 JOIN leases l ON l.group_id = n.group_id AND l.target = n.target
 
+-- name: event_places
+-- For each of some streams and positions: where the first message begins from the position on, and the
+-- rows from there on. The place is told by the row before the position or the one at it; it is null when
+-- neither is of the stream.
+SELECT asked.n - 1, asked.id, asked.content_type, asked.place, l.position, l.start_bytes, l.size
+FROM (
+    SELECT a.n, s.id, s.content_type, COALESCE(
+        (SELECT start_bytes + CASE WHEN position + count > a.low THEN 0 ELSE size END FROM log
+         WHERE position = (SELECT max(position) FROM log WHERE position < a.low) AND stream = s.id
+           AND kind = 0),
+        (SELECT start_bytes FROM log WHERE position = a.low AND stream = s.id AND kind = 0)
+    ) AS place
+    FROM unnest(:paths::text[], :lows::bigint[]) WITH ORDINALITY AS a (path, low, n)
+    CROSS JOIN LATERAL (
+        SELECT id, content_type FROM streams WHERE path = a.path AND state < 2
+        UNION ALL
+        SELECT id, content_type FROM streams WHERE path = a.path AND state = 2
+    ) s
+) asked
+LEFT JOIN LATERAL (
+    SELECT position, start_bytes, size FROM log
+    WHERE stream = asked.id AND kind = 0 AND start_bytes >= asked.place
+    ORDER BY start_bytes LIMIT :limit
+) l ON TRUE
+ORDER BY asked.n, asked.id, l.start_bytes
+
+-- name: events_at
+-- Messages at these positions, appends as they are stored.
+SELECT position, stream, start_bytes, version, count, at_ms, producer, epoch, producer_seq,
+       COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), ''::bytea)
+FROM log WHERE position = ANY (:positions::bigint[])
+
 -- name: stream_events
 -- Messages of a stream from a place on, appends as they are stored.
 SELECT position, stream, start_bytes, version, count, at_ms, producer, epoch, producer_seq,

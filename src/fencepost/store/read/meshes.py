@@ -20,7 +20,7 @@ from fencepost.protocol.sends import DedupeRow, broker_message_id
 from fencepost.store.group_contract import Event
 from fencepost.store.mesh_contract import CheckPage, Finding, NameRow
 from fencepost.store.read.chunks import Readers
-from fencepost.store.read.groups import stream_events
+from fencepost.store.read.group_events import stream_events
 from fencepost.store.sql import Connection, Row
 from fencepost.store.write.sends import mesh_from_row, row_of
 

@@ -137,6 +137,42 @@ DELETE FROM leases WHERE group_id = ? AND target = ?
 -- name: drop_parked
 DELETE FROM parked WHERE group_id = ? AND target = ? AND position = ?
 
+-- name: event_places
+-- For each of some streams and positions: where the first message begins from the position on, and the
+-- rows from there on. The place is told by the row before the position or the one at it; it is null when
+-- neither is of the stream.
+WITH spans AS MATERIALIZED (
+    SELECT key AS n, value ->> 0 AS path, value ->> 1 AS low FROM json_each(:spans)
+), incarnations AS MATERIALIZED (
+    SELECT n, low, s.id, s.content_type FROM spans CROSS JOIN streams s
+    WHERE s.path = spans.path AND s.state < 2
+    UNION ALL
+    SELECT n, low, s.id, s.content_type FROM spans CROSS JOIN streams s
+    WHERE s.path = spans.path AND s.state = 2
+), asked AS MATERIALIZED (
+    SELECT n, id, content_type, COALESCE(
+        (SELECT start_bytes + CASE WHEN position + count > low THEN 0 ELSE size END FROM log
+         WHERE position = (SELECT max(position) FROM log WHERE position < low) AND stream = i.id
+           AND kind = 0),
+        (SELECT start_bytes FROM log WHERE position = low AND stream = i.id AND kind = 0)
+    ) AS place
+    FROM incarnations i
+)
+SELECT asked.n, asked.id, asked.content_type, asked.place, l.position, l.start_bytes, l.size
+FROM asked LEFT JOIN log l NOT INDEXED ON l.position IN (
+    SELECT position FROM log INDEXED BY log_by_stream
+    WHERE stream = asked.id AND kind = 0 AND start_bytes >= asked.place
+    ORDER BY start_bytes LIMIT :limit
+)
+ORDER BY asked.n, asked.id, l.start_bytes
+
+-- name: events_at
+-- Messages at these positions, appends as they are stored.
+SELECT position, stream, start_bytes, version, count, at_ms, producer, epoch, producer_seq,
+       COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), x'')
+FROM log NOT INDEXED WHERE position IN (SELECT value FROM json_each(:positions))
+
 -- name: stream_events
 -- Messages of a stream from a place on, appends as they are stored.
 SELECT position, stream, start_bytes, version, count, at_ms, producer, epoch, producer_seq,
