@@ -96,6 +96,8 @@ class Working:
             known.wake()
 
     def _published(self, changes: Sequence[Published]) -> None:
+        if not changes:
+            return  # Commits of claims and acks alone leave the log as it is.
         self._news += 1
         for known in self.known.values():
             if known.waiting and any(

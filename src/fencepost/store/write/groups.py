@@ -59,18 +59,39 @@ class GroupRows:
         changed: Mapping[str, Target | None],
     ) -> Iterator[Target]:
         """The rows of a lane that a claim takes first, without those that changed since."""
-        more = len(changed)  # So many may have to be passed over.
-        wanted = sum(slots) + more
-        urgent = self.connection.fetch("claim_urgent", (group_id, lane, wanted))
+        values = (group_id, lane)
+        urgent, there_are_more = self._unchanged("claim_urgent", values, sum(slots), changed)
         rows = {row[0]: row for row in urgent}
-        if len(urgent) == wanted:
-            # There are more, and the oldest and the newest may be among them.
+        if there_are_more:
+            # The oldest and the newest may be among the others.
             for query, count in (("claim_oldest", slots.fair), ("claim_newest", slots.leading)):
-                for row in self.connection.fetch(query, (group_id, lane, count + more)):
-                    rows[row[0]] = row
-        for row in self.connection.fetch("claim_due", (group_id, lane, now_ms, wanted)):
-            rows[row[0]] = row
-        return (target_from_row(row) for target, row in rows.items() if target not in changed)
+                found, _ = self._unchanged(query, values, count, changed)
+                rows.update((row[0], row) for row in found)
+        found, _ = self._unchanged("claim_due", (*values, now_ms), sum(slots), changed)
+        rows.update((row[0], row) for row in found)
+        return map(target_from_row, rows.values())
+
+    def _unchanged(
+        self,
+        query: str,
+        values: tuple[object, ...],
+        wanted: int,
+        changed: Mapping[str, Target | None],
+    ) -> tuple[list[Row], bool]:
+        """The first rows of a query that did not change since, and whether there may be more.
+
+        Those that changed are as they were on disk, and are passed over. A claim that waits for its
+        commit took the first ones, so about as many as are leased since are asked for beyond.
+        """
+        if not wanted:
+            return [], True
+        limit = wanted + sum(row is not None and row.worker is not None for row in changed.values())
+        while True:
+            found = self.connection.fetch(query, (*values, limit))
+            rows = [row for row in found if row[0] not in changed]
+            if len(rows) >= wanted or len(found) < limit:
+                return rows[:wanted], len(found) == limit or len(rows) > wanted
+            limit += len(changed)
 
     def due_in_order(self, group_id: int, lane: str, now_ms: int, rows_max: int) -> Sequence[Row]:
         """When rows come due, and whose they are."""
