@@ -71,6 +71,8 @@ def serving(data: Path) -> Iterator[ServerProcess]:
             assert made.status_code == 201
         group = httpx.put(f"{process.url}/v1/groups/workers", json={"sources": ["objects"]})
         assert group.status_code == 201
+        for name in ("", "/members/ann", "/topics/alerts", "/queues/jobs"):
+            assert httpx.put(f"{process.url}/v1/mesh/shop{name}").status_code == 201
         yield process
 
 

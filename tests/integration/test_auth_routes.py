@@ -17,6 +17,7 @@ METHODS = ("get", "head", "post", "put", "delete", "patch")
 SUBSCRIPTION = "/v1/stream/__ds/subscriptions/{id}"
 WRITER = "/v1/writers/{name}"
 GROUP = "/v1/groups/{group}"
+MESH = "/v1/mesh/{mesh}"
 WAKE_TOKEN = ("token_missing", "token_invalid")
 
 
@@ -104,6 +105,32 @@ TABLE: dict[tuple[str, str], Route] = {
         ("get", f"{GROUP}/{what}"): Route(only("read"))
         for what in ("streams", "parked", "workers", "stats", "events")
     },
+    ("get", "/v1/mesh"): Route(EVERYBODY),
+    ("put", MESH): Route(only("create")),
+    ("get", MESH): Route(only("read")),
+    ("delete", MESH): Route(only("delete")),
+    **{("get", f"{MESH}/{plural}"): Route(EVERYBODY) for plural in ("members", "topics", "queues")},
+    **{
+        (method, f"{MESH}/{plural}/{{{plural[:-1]}}}"): Route(only(verb))
+        for plural in ("members", "topics", "queues")
+        for method, verb in (("put", "create"), ("get", "read"), ("delete", "delete"))
+    },
+    ("get", f"{MESH}/topics/{{topic}}/members"): Route(only("read")),
+    **{
+        (method, f"{MESH}/topics/{{topic}}/members/{{member}}"): Route(only(verb))
+        for method, verb in (("put", "create"), ("get", "read"), ("delete", "delete"))
+    },
+    ("post", f"{MESH}/send"): Route(
+        only("append"), json={"kind": "topic", "ref": "topic", "body": ""}
+    ),
+    # Each send of a batch is granted or refused by itself.
+    ("post", f"{MESH}/sends"): Route(
+        EVERYBODY, json={"sends": [{"kind": "topic", "ref": "topic", "body": ""}]}
+    ),
+    ("get", f"{MESH}/features"): Route(only("read")),
+    ("post", f"{MESH}/negotiate"): Route(only("read"), json={}),
+    ("get", f"{MESH}/dedupe"): Route(NOBODY),
+    **{("post", f"{MESH}/{what}"): Route(NOBODY) for what in ("check", "rebuild", "sweep")},
     ("get", "/v1/stream/__ds/jwks.json"): Route(EVERYBODY, open=True),
     ("get", "/healthz"): Route(EVERYBODY, open=True),
     ("get", "/readyz"): Route(NOBODY),
@@ -174,7 +201,7 @@ def test_a_head_is_refused_to_those_to_whom_the_get_is(
 
 
 def test_a_route_that_nobody_knows_is_for_administrators(here: Place) -> None:
-    for path in ("/v1/groups/g/other", "/v1/mesh/m", "/_/", "/", "/v1/log/", "/healthz/"):
+    for path in ("/v1/groups/g/other", "/v1/mesh/m/other", "/_/", "/", "/v1/log/", "/healthz/"):
         assert here("read").get(path).status_code == 403
         assert here(None).get(path).status_code == 401
         assert here("admin").get(path).status_code == 404
@@ -205,6 +232,7 @@ def ask(
     route = TABLE[method_and_path]
     values = {"path": "s", "txn": "t", "part": f"p-{name}", "id": "theirs", "name": "theirs"}
     values["group"] = "theirs"
+    values |= {"mesh": "theirs", "member": "ann", "topic": "topic", "queue": "jobs"}
     if method == "put":
         values["id"] = f"new-{name}"
     if method == "post":

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 METHODS = ("get", "head", "post", "put", "delete", "patch")
 EXISTING = {"path": "objects", "txn": "load-7", "part": "p0", "id": "billing", "name": "sink"}
 EXISTING |= {"group": "workers"}
+EXISTING |= {"mesh": "shop", "member": "ann", "topic": "alerts", "queue": "jobs"}
 
 
 @pytest.fixture(scope="module")

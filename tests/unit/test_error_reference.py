@@ -14,6 +14,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "src" / "fencepost" / package for package in ("http", "server")]
+SENDS = [
+    ROOT / "src" / "fencepost" / "protocol" / f"{module}.py"
+    for module in ("envelopes", "fingerprints", "sends")
+]
+"""Rules whose outcomes carry the code of the problem themselves."""
 REFERENCE = ROOT / "docs" / "reference" / "errors.md"
 
 _ROW = re.compile(r"^\| `([a-z0-9_]+)` \| ([0-9, ]+) \| (.+) \| (.+) \|$", re.MULTILINE)
@@ -38,9 +43,9 @@ class Maker(NamedTuple):
 
 
 def trees() -> Iterator[ast.Module]:
-    for source in SOURCES:
-        for file in sorted(source.rglob("*.py")):
-            yield ast.parse(file.read_text())
+    files = [file for source in SOURCES for file in sorted(source.rglob("*.py"))]
+    for file in (*files, *SENDS):
+        yield ast.parse(file.read_text())
 
 
 def makers() -> dict[str, Maker]:
@@ -61,6 +66,31 @@ def _note(found: dict[str, Maker], name: str, node: Definition) -> None:
     names = [word.arg for word in node.args.args if word.arg != "self"]
     if "code" in names:
         found[name] = Maker(names, node)
+
+
+OUTCOMES = {"Unsendable": (["code", "detail"], 400), "SendAnswer": (["status", "code"], None)}
+"""Outcomes of sends: the fields that a call gives, and the status if the outcome does not say."""
+
+
+def codes_of_sends() -> dict[str, set[int]]:
+    found: dict[str, set[int]] = defaultdict(set)
+    for tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _name(node) in OUTCOMES:
+                names, status = OUTCOMES[_name(node)]
+                given = dict(zip(names, map(_constant, node.args), strict=False))
+                code, told = given.get("code"), given.get("status", status)
+                if isinstance(code, str) and isinstance(told, int):
+                    found[code].add(told)
+            elif isinstance(node, ast.AnnAssign) and _assigned(node) == "_META_CODES":
+                assert isinstance(node.value, ast.Dict)
+                for value in node.value.values:
+                    found[str(_constant(value))].add(400)
+    return found
+
+
+def _assigned(node: ast.AnnAssign) -> str:
+    return node.target.id if isinstance(node.target, ast.Name) else ""
 
 
 def statuses(maker: Maker, known: dict[str, Maker]) -> set[int]:
@@ -92,6 +122,8 @@ def codes_of_the_source() -> dict[str, set[int]]:
             if isinstance(code, str) and (isinstance(status, int) or _looks_like_a_code(code)):
                 given = {status} if isinstance(status, int) else statuses(called, known)
                 found[code.lower()] |= given
+    for code, given in codes_of_sends().items():
+        found[code] |= given
     return found
 
 

@@ -28,6 +28,9 @@ from fencepost.server.handlers.tokens import KEY_BYTES, TOKEN_SECRET, ReadTokens
 from fencepost.server.handlers.writers import Writers
 from fencepost.server.lease_tokens import SECRET as LEASE_SECRET
 from fencepost.server.lease_tokens import LeaseTokens
+from fencepost.server.mesh.checking import OrphanChecks
+from fencepost.server.mesh.http import Meshes
+from fencepost.server.mesh.sending import Sending
 from fencepost.server.metrics import Metrics
 from fencepost.server.origins import Origins
 from fencepost.server.routes import Handlers
@@ -116,11 +119,16 @@ class Assembly:
             store, opened.groups, clock, settings, tokens, is_shared=opened.leading is not None
         )
         self.metrics.watch_groups(groups.working)
+        sending = Sending(store, clock, settings.mesh, takes_senders=gate is None and on_loopback)
+        checks = OrphanChecks(opened.meshes, clock, sending, leads=self._leads)
+        meshes = Meshes(store, opened.meshes, clock, settings, sending, checks, opened.sweep_sends)
+        self.metrics.watch_meshes(sending)
         handlers = Handlers(
             streams=Streams(store, reads, settings, tokens, is_authorized=gate is not None),
             commits=Commits(store, settings.limits, tokens, settings.groups),
             staging=Staging(store, settings.limits),
             groups=groups,
+            meshes=meshes,
             logs=Logs(opened.logs, store.listen, clock, settings),
             lists=Lists(opened.lists, settings, seal),
             writers=Writers(store, opened.lists, settings),
@@ -136,6 +144,14 @@ class Assembly:
         self.app = Application(handlers, settings, gate=gate, origins=origins)
         self.metrics.watch(tails, handlers.logs.waiters)
         self._background += [asyncio.create_task(work()) for work in opened.background]
+        self._background.append(asyncio.create_task(checks.run()))
+
+    def _leads(self) -> bool:
+        """Whether this server does the work that one of several does."""
+        leading = self.opened.leading
+        if leading is None:
+            return True
+        return leading.leader is not None and leading.leader.node == leading.node
 
     async def _open_subscriptions(
         self, readers: Readers | None, *, on_loopback: bool

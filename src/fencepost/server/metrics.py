@@ -21,6 +21,7 @@ from fencepost.http.front import HttpCounters
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
 from fencepost.server.groups.working import Working
+from fencepost.server.mesh.sending import Sending
 from fencepost.server.subscriptions.registry import Counts, Registry
 from fencepost.server.tails import Tails
 from fencepost.server.waiters import Waiters
@@ -78,6 +79,7 @@ class Metrics:
         self._log_waiters: Waiters | None = None
         self._subscriptions: Subscribed | None = None
         self._groups: Working | None = None
+        self._meshes: Sending | None = None
         self._http: HttpCounters | None = None
         self.worker: int | None = None
         """Which of several workers this is; each has metrics of its own."""
@@ -98,6 +100,9 @@ class Metrics:
 
     def watch_groups(self, groups: Working) -> None:
         self._groups = groups
+
+    def watch_meshes(self, meshes: Sending) -> None:
+        self._meshes = meshes
 
     def watch_auth(self, auth: Auth, audit: Audit) -> None:
         self._auth = (auth, audit)
@@ -166,6 +171,8 @@ class Metrics:
             yield from _subscription_families(self._subscriptions)
         if self._groups is not None:
             yield from _group_families(self._groups)
+        if self._meshes is not None:
+            yield from _mesh_families(self._meshes)
         if self._http is not None:
             yield from _http_families(self._http)
         if self._auth is not None:
@@ -209,6 +216,29 @@ def _group_families(groups: Working) -> Iterator[Metric]:
         for group, known in groups.known.items():
             family.add_metric((group,), getattr(known.counted, name))
         yield family
+
+
+def _mesh_families(meshes: Sending) -> Iterator[Metric]:
+    for name, text, field in (
+        ("sends", "Sends stored", "sends"),
+        ("deliveries", "Messages delivered to inboxes and queues", "deliveries"),
+        ("duplicates", "Sends that came again", "duplicates"),
+        ("fingerprint_mismatches", "Other messages under a used id", "mismatches"),
+    ):
+        family = CounterMetricFamily(f"fencepost_mesh_{name}", text, labels=("mesh",))
+        for mesh, counted in meshes.counted.items():
+            family.add_metric((mesh,), getattr(counted, field))
+        yield family
+    yield _counter(
+        "fencepost_mesh_orphan_checks", "Orphan checks that came to an end", meshes.orphan_checks
+    )
+    orphans = GaugeMetricFamily(
+        "fencepost_mesh_orphans", "What the last orphan check found", labels=("mesh",)
+    )
+    for mesh, counted in meshes.counted.items():
+        if counted.orphans is not None:
+            orphans.add_metric((mesh,), counted.orphans)
+    yield orphans
 
 
 def _auth_families(auth: Auth, audit: Audit, counts: Counters) -> Iterator[Metric]:

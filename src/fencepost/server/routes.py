@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 from fencepost.http.messages import Answer, Request
+from fencepost.protocol.fingerprints import Kind
 from fencepost.server.groups.http import Groups
 from fencepost.server.handlers.commits import Commits
 from fencepost.server.handlers.lists import Lists
@@ -24,6 +26,7 @@ from fencepost.server.handlers.staging import Staging
 from fencepost.server.handlers.streams import Streams
 from fencepost.server.handlers.tokens import Tokens
 from fencepost.server.handlers.writers import Writers
+from fencepost.server.mesh.http import Meshes
 from fencepost.server.settings import AuthSettings
 from fencepost.server.subscriptions.cluster import LedSubscriptions, OwnSubscriptions
 from fencepost.server.subscriptions.http import SubscriptionHandlers as Subscription
@@ -82,6 +85,7 @@ class Handlers(NamedTuple):
     writers: Writers
     tokens: Tokens
     groups: Groups
+    meshes: Meshes
     operations: Operations
     subscriptions: OwnSubscriptions | LedSubscriptions
 
@@ -93,6 +97,7 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
     metrics: Who = "all" if auth.metrics_open else "administrators"
     subscription = "/v1/stream/__ds/subscriptions/{id}"
     group = "/v1/groups/{group}"
+    mesh, meshes = "/v1/mesh/{mesh}", to.meshes
     return (
         Route(
             "/v1/stream/{path...}",
@@ -150,6 +155,33 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
         Route(f"{group}/workers", "principals", GET_or_HEAD=to.groups.workers),
         Route(f"{group}/stats", "principals", GET_or_HEAD=to.groups.stats),
         Route(f"{group}/events", "principals", GET_or_HEAD=to.groups.events),
+        Route("/v1/mesh", "principals", GET_or_HEAD=meshes.list),
+        Route(
+            mesh,
+            "principals",
+            GET_or_HEAD=meshes.show,
+            PUT=meshes.put,
+            DELETE=meshes.delete,
+        ),
+        *_names(f"{mesh}/members", "member", meshes, "dm"),
+        *_names(f"{mesh}/topics", "topic", meshes, "topic"),
+        *_names(f"{mesh}/queues", "queue", meshes, "queue"),
+        Route(f"{mesh}/topics/{{topic}}/members", "principals", GET_or_HEAD=meshes.topic_members),
+        Route(
+            f"{mesh}/topics/{{topic}}/members/{{member}}",
+            "principals",
+            GET_or_HEAD=meshes.show_member,
+            PUT=meshes.join,
+            DELETE=meshes.leave,
+        ),
+        Route(f"{mesh}/send", "principals", POST=Direct(meshes.send)),
+        Route(f"{mesh}/sends", "principals", POST=meshes.send_all),
+        Route(f"{mesh}/features", "principals", GET_or_HEAD=meshes.features),
+        Route(f"{mesh}/negotiate", "principals", POST=meshes.negotiate),
+        Route(f"{mesh}/dedupe", "principals", GET_or_HEAD=meshes.dedupe),
+        Route(f"{mesh}/check", "principals", POST=meshes.check),
+        Route(f"{mesh}/rebuild", "principals", POST=meshes.rebuild),
+        Route(f"{mesh}/sweep", "principals", POST=meshes.sweep),
         Route(
             subscription,
             "principals",
@@ -168,6 +200,20 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
         Route("/healthz", "all", GET_or_HEAD=to.operations.healthz),
         Route("/readyz", readyz, GET_or_HEAD=to.operations.readyz),
         Route("/metrics", metrics, GET_or_HEAD=to.operations.metrics),
+    )
+
+
+def _names(path: str, noun: str, meshes: Meshes, kind: Kind) -> tuple[Route, Route]:
+    """The routes of the members, topics or queues of a mesh."""
+    return (
+        Route(path, "principals", GET_or_HEAD=partial(meshes.names, kind=kind)),
+        Route(
+            f"{path}/{{{noun}}}",
+            "principals",
+            GET_or_HEAD=partial(meshes.show_name, kind=kind),
+            PUT=partial(meshes.put_name, kind=kind),
+            DELETE=partial(meshes.delete_name, kind=kind),
+        ),
     )
 
 

@@ -189,6 +189,10 @@ class MeshReads(Protocol):
         """A page of the members of a topic, each with the time at which it joined."""
         ...
 
+    async def joined_ms(self, mesh: Mesh, topic: str, member: str) -> int | None:
+        """When a member joined a topic; None when it is not in the topic."""
+        ...
+
     async def rows(self, mesh: Mesh, after: tuple[str, str], limit: int) -> list[DedupeRow]:
         """A page of dedupe rows, by sender and id."""
         ...

@@ -158,6 +158,9 @@ SELECT member FROM topic_members WHERE mesh = :mesh AND topic = :topic ORDER BY 
 SELECT member, created_ms FROM topic_members
 WHERE mesh = :mesh AND topic = :topic AND member > :after ORDER BY member LIMIT :limit
 
+-- name: find_topic_member
+SELECT created_ms FROM topic_members WHERE mesh = :mesh AND topic = :topic AND member = :member
+
 -- name: topics_of_member
 SELECT topic FROM topic_members WHERE mesh = :mesh AND member = :member ORDER BY topic
 

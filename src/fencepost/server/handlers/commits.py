@@ -259,7 +259,7 @@ class Commits:
 
     def _item(self, item: _Item, request: Request) -> CommitItem:
         limits = self._limits
-        path = parsing.check_path(item.stream)
+        path = parsing.refuse_managed(parsing.check_path(item.stream))
         if len(path.encode()) > limits.path_bytes_max:
             raise bad("path_too_long", f"a stream path has at most {limits.path_bytes_max} bytes")
         kind = item.content_type

@@ -31,6 +31,7 @@ from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.grants import AUDIT, GROUPS
 from fencepost.protocol.leases import LeaseRef
 from fencepost.protocol.limits import Limits
+from fencepost.protocol.meshes import is_managed
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.retention import KEEP_ALL, Retention
 from fencepost.protocol.streams import JSON, Lifetime, media_type
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 STREAM_ROOT = b"/v1/stream/"
 RESERVED = "__ds"
-RESERVED_SEGMENTS = frozenset((RESERVED, AUDIT, GROUPS, "__mesh"))
+RESERVED_SEGMENTS = frozenset((RESERVED, AUDIT, GROUPS))
 """First segments that no stream of a client may have."""
 INTEGER_MAX = 2**53 - 1
 REMEMBERED_MAX = 16_384
@@ -127,6 +128,28 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, code: s
 def stream_path(raw: bytes, limits: Limits) -> str:
     """The path of a stream from the part of the URL below the root."""
     return _stream_path(raw, limits.path_bytes_max)
+
+
+def writable_path(raw: bytes, limits: Limits) -> str:
+    """The same for a request that writes. A stream of a mesh is written by sends alone."""
+    return _writable_path(raw, limits.path_bytes_max)
+
+
+@lru_cache(maxsize=REMEMBERED_MAX)
+def _writable_path(raw: bytes, bytes_max: int) -> str:
+    return refuse_managed(_stream_path(raw, bytes_max))
+
+
+def refuse_managed(path: str) -> str:
+    """`path` itself, unless it belongs to a mesh, whether there is a stream or not."""
+    if is_managed(path):
+        raise RefusedError(
+            403,
+            "mesh_managed",
+            "Managed by a mesh",
+            "streams below __mesh belong to meshes: POST /v1/mesh/{mesh}/send writes to them",
+        )
+    return path
 
 
 # Clients write to the same few streams again and again, with the same few headers; what is parsed

@@ -74,7 +74,7 @@ class Streams:
         return AUDIT if raw == AUDIT.encode() else parsing.stream_path(raw, self._limits)
 
     def post(self, request: Request, answer: Respond, raw: bytes) -> None:
-        path = parsing.stream_path(raw, self._limits)
+        path = parsing.writable_path(raw, self._limits)
         if request.query and _is_truncation(request):
             before = _parse_truncation(request)
             access.delete_allowed(request, path)
@@ -87,7 +87,7 @@ class Streams:
         self._store.append(append, lambda outcome: answer(rendering.appended(path, outcome)))
 
     def put(self, request: Request, answer: Respond, raw: bytes) -> None:
-        path = parsing.stream_path(raw, self._limits)
+        path = parsing.writable_path(raw, self._limits)
         create = parsing.parse_create(request, path, self._limits)
         access.create_allowed(request, create)
         location = request.base_url() + request.path
@@ -96,7 +96,7 @@ class Streams:
         )
 
     def delete(self, request: Request, answer: Respond, raw: bytes) -> None:
-        path = parsing.stream_path(raw, self._limits)
+        path = parsing.writable_path(raw, self._limits)
         access.delete_allowed(request, path)
         self._store.delete(path, lambda outcome: answer(_deleted(path, outcome)))
 

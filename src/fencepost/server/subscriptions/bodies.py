@@ -15,6 +15,7 @@ import msgspec
 from fencepost.http.messages import Request, Response
 from fencepost.protocol.globs import BadGlob, parse_glob
 from fencepost.protocol.limits import Limits
+from fencepost.protocol.meshes import is_managed
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.streams import JSON, media_type
 from fencepost.protocol.subscriptions import PULL_WAKE, WEBHOOK, Ack, Config, normalised
@@ -151,6 +152,8 @@ class Bodies:
         )
         if config.wake_stream is not None:
             self.path(config.wake_stream)
+            if is_managed(config.wake_stream):
+                raise invalid("streams below __mesh are written by sends, not by wakes")
             if config.wake_stream in config.streams:
                 raise invalid("a subscription does not watch its own wake stream")
         return config

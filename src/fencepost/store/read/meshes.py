@@ -28,8 +28,10 @@ FOLDERS: dict[Kind, str] = {"topic": "topic", "dm": "inbox", "queue": "queue"}
 """In which folder of a mesh the streams of each kind are."""
 KIND_OF: dict[str, Kind] = {folder: kind for kind, folder in FOLDERS.items()}
 
-_ROWS, _STREAMS = "rows", "streams"
-"""What a page of the check begins with: a row, or a place in a stream."""
+_ROWS, _STREAMS, _BEHIND = "rows", "streams", "behind"
+"""Where a page of the check begins: at a row, at a place in a stream, or behind a stream."""
+_GAP = "\x1f"
+"""What stands between the parts of a place: no name and no id has it."""
 
 
 class StoredMessage(msgspec.Struct):
@@ -77,6 +79,10 @@ class SqlMeshReads:
         rows = await self._fetch("topic_members_after", (mesh.id, topic, after, limit))
         return [(member, created_ms) for member, created_ms in rows]
 
+    async def joined_ms(self, mesh: Mesh, topic: str, member: str) -> int | None:
+        rows = await self._fetch("find_topic_member", (mesh.id, topic, member))
+        return rows[0][0] if rows else None
+
     async def rows(self, mesh: Mesh, after: tuple[str, str], limit: int) -> list[DedupeRow]:
         return await self._readers.run(partial(rows_after, mesh, after, limit))
 
@@ -115,17 +121,25 @@ def check_page(
     mesh: Mesh, after: str, limit: int, now_ms: int, connection: Connection
 ) -> CheckPage | None:
     """A piece of the check that begins behind `after`; None when that is no place."""
-    phase, _, place = after.partition("\x1f")
+    phase, *place = (after or f"{_ROWS}{_GAP}{_GAP}").split(_GAP)
     with connection:
-        if phase in ("", _ROWS):
-            sender, _, client_id = place.partition("\x1f")
-            return _check_rows(mesh, (sender, client_id), limit, connection)
-        if phase == _STREAMS:
-            path, _, at = place.partition("\x1f")
-            if not at.isdecimal():
+        match phase, place:
+            case "rows", [sender, client_id]:
+                return _check_rows(mesh, (sender, client_id), limit, connection)
+            case "streams", [path, at] if at.isdecimal() and len(at) < 17:
+                streams = connection.fetch("stream_at_path", (path,))
+                if streams:
+                    return _check_stream(mesh, streams[0], int(at), limit, now_ms, connection)
+                return CheckPage(0, 0, (), f"{_BEHIND}{_GAP}{path}")
+            case "behind", [path]:
+                root = names_root(mesh.name)
+                values = (path or root, root[:-1] + "0", 1)
+                streams = connection.fetch("streams_between_paths", values)
+                if not streams:
+                    return CheckPage(0, 0, (), None)
+                return _check_stream(mesh, streams[0], 0, limit, now_ms, connection)
+            case _:
                 return None
-            return _check_streams(mesh, path, int(at), limit, now_ms, connection)
-    return None
 
 
 def _check_rows(
@@ -147,9 +161,9 @@ def _check_rows(
         if found is not None:
             findings.append(found)
     if len(rows) == limit:
-        following = f"{_ROWS}\x1f{rows[-1].sender}\x1f{rows[-1].client_message_id}"
+        following = _GAP.join((_ROWS, rows[-1].sender, rows[-1].client_message_id))
     else:
-        following = f"{_STREAMS}\x1f\x1f0"
+        following = _BEHIND + _GAP
     return CheckPage(len(rows), 0, findings, following)
 
 
@@ -176,13 +190,10 @@ def _check_row(row: DedupeRow, connection: Connection) -> Finding | None:
     return Finding("send_without_message", detail)
 
 
-def _check_streams(
-    mesh: Mesh, path: str, at: int, limit: int, now_ms: int, connection: Connection
+def _check_stream(
+    mesh: Mesh, stream: Row, at: int, limit: int, now_ms: int, connection: Connection
 ) -> CheckPage:
-    """Go through the messages of the stream at `path` from `at` on, and then of the next one."""
-    stream = _next_stream(mesh, path, connection)
-    if stream is None:
-        return CheckPage(0, 0, (), None)
+    """Go through the messages of a stream from a byte on."""
     path, stream_id, _, _, tail_bytes, _, first_bytes = stream
     looked = 0
     findings: list[Finding] = []
@@ -196,25 +207,10 @@ def _check_streams(
         if looked == limit:
             break
     if looked == limit and at < tail_bytes:
-        following = f"{_STREAMS}\x1f{path}\x1f{at}"
+        following = _GAP.join((_STREAMS, path, str(at)))
     else:
-        # The next path is the first one behind this path and every longer one of the same name.
-        following = f"{_STREAMS}\x1f{path}\0\x1f0"
+        following = _BEHIND + _GAP + path
     return CheckPage(0, looked, findings, following)
-
-
-def _next_stream(mesh: Mesh, path: str, connection: Connection) -> Row | None:
-    """The stream at a path of a mesh, or the next one behind it."""
-    root = names_root(mesh.name)
-    if path.endswith("\0"):
-        after = path[:-1]
-    else:
-        found = connection.fetch("stream_at_path", (path,)) if path else []
-        if found:
-            return found[0]
-        after = path or root
-    rows = connection.fetch("streams_between_paths", (after, root[:-1] + "0", 1))
-    return rows[0] if rows else None
 
 
 def _check_message(mesh: Mesh, event: Event, now_ms: int, connection: Connection) -> Finding | None:

@@ -1,0 +1,1 @@
+"""`/v1/mesh`: meshes with topics, inboxes and queues, and the sends that write to them."""

@@ -1,0 +1,142 @@
+"""Sending: one send from the bytes of a client to the answer, however it came.
+
+A request, a batch and a session all end here, so that each gives the same answers. `Sending` reads
+the send, checks the grant, has the store decide it and counts what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from fencepost.clock import Clock
+from fencepost.protocol.envelopes import Send, parse_send
+from fencepost.protocol.fingerprints import Unsendable
+from fencepost.protocol.grants import APPEND, Principal
+from fencepost.protocol.meshes import destination_path
+from fencepost.protocol.sends import (
+    IdReused,
+    MeshLimits,
+    Repeated,
+    SendAnswer,
+    SendOutcome,
+    Sent,
+    answer_send,
+)
+from fencepost.server.handlers import rendering
+from fencepost.store.contract import Failed, Failure, Store, Unknown
+from fencepost.store.mesh_contract import SendRequest
+
+log = logging.getLogger(__name__)
+
+COUNTED_MESHES_MAX = 1_000
+"""Meshes that are counted one by one; those beyond are counted together."""
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+Told = Callable[[SendAnswer], None]
+
+
+class Counted:
+    """What happened in one mesh, for the metrics."""
+
+    __slots__ = ("deliveries", "duplicates", "mismatches", "orphans", "sends")
+
+    def __init__(self) -> None:
+        self.sends = self.duplicates = self.mismatches = self.deliveries = 0
+        self.orphans: int | None = None
+
+
+class Sending:
+    """Carries sends to the store."""
+
+    def __init__(
+        self, store: Store, clock: Clock, limits: MeshLimits, *, takes_senders: bool
+    ) -> None:
+        """`takes_senders`: without authorization a send names its sender itself."""
+        self._store = store
+        self._clock = clock
+        self.limits = limits
+        self._takes_senders = takes_senders
+        self.counted: dict[str, Counted] = {}
+        self.orphan_checks = 0
+        self.swept = 0
+
+    def send(
+        self, mesh: str, data: bytes, header_id: str | None, principal: Principal | None, told: Told
+    ) -> None:
+        """Have a send stored, and tell the answer once that is durable."""
+        read = self.read(mesh, data, header_id, principal)
+        if isinstance(read, SendAnswer):
+            told(read)
+            return
+        self._store.send(
+            SendRequest(mesh, read), lambda outcome: told(self.answer(mesh, read, outcome))
+        )
+
+    def read(
+        self, mesh: str, data: bytes, header_id: str | None, principal: Principal | None
+    ) -> Send | SendAnswer:
+        """The send, or the answer that refuses it: for what it says, or for want of a grant."""
+        if principal is None and not self._takes_senders:
+            detail = "without [[principals]] a send is taken on loopback only: any other sender"
+            return SendAnswer(403, "forbidden", {"detail": f"{detail} could claim to be another"})
+        send = parse_send(
+            data,
+            header_id=header_id,
+            minted_id=ulid(self._clock.wall_ms(), self._clock.token(10)),
+            principal=None if principal is None else principal.name,
+        )
+        if isinstance(send, Unsendable):
+            return answer_send(send)
+        path = destination_path(mesh, send.kind, send.ref)
+        if principal is not None and not principal.may(APPEND, path):
+            return SendAnswer(403, "forbidden", {"detail": "you lack the verb append here"})
+        return send
+
+    def answer(self, mesh: str, send: Send, outcome: SendOutcome | Failure) -> SendAnswer:
+        """What the sender is told, and what is counted."""
+        if isinstance(outcome, Failed | Unknown):
+            return _failed(outcome)
+        if isinstance(outcome, Sent | Repeated | IdReused):
+            self._count(mesh, send, outcome)
+        return answer_send(outcome)
+
+    def _count(self, mesh: str, send: Send, outcome: Sent | Repeated | IdReused) -> None:
+        counted = self.count_of(mesh)
+        match outcome:
+            case Sent(recipients=recipients):
+                counted.sends += 1
+                counted.deliveries += len(recipients) or 1
+            case Repeated():
+                counted.duplicates += 1
+            case IdReused(client_message_id, prefix):
+                counted.mismatches += 1
+                # The id is not a label: there is no end to ids.
+                log.warning(
+                    "mesh %s: %r sent another message under the id %r, which stands for %s",
+                    mesh,
+                    send.sender,
+                    client_message_id,
+                    prefix,
+                )
+
+    def count_of(self, mesh: str) -> Counted:
+        """The counts of a mesh."""
+        if mesh not in self.counted and len(self.counted) >= COUNTED_MESHES_MAX:
+            mesh = "others"
+        return self.counted.setdefault(mesh, Counted())
+
+
+def _failed(outcome: Failed | Unknown) -> SendAnswer:
+    response = rendering.failed(outcome)
+    assert isinstance(response.body, bytes)
+    problem = msgspec.json.decode(response.body)
+    return SendAnswer(response.status, problem["code"], {"detail": problem["detail"]})
+
+
+def ulid(now_ms: int, randomness: bytes) -> str:
+    """An id that sorts by its time: 48 bits of milliseconds, 80 of randomness."""
+    number = (now_ms << 80) | int.from_bytes(randomness, "big")
+    return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
