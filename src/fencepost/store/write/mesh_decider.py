@@ -7,7 +7,7 @@ them or none. The appends are a draft, as those of a commit are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.batches import Batch
@@ -58,11 +58,10 @@ from fencepost.store.mesh_contract import (
     SendRequest,
 )
 from fencepost.store.records import REMOVED
+from fencepost.store.write.claims import Claims
 from fencepost.store.write.drafts import Draft
-from fencepost.store.write.ledger import Entry
-
-if TYPE_CHECKING:
-    from fencepost.store.write.decider import Decider
+from fencepost.store.write.group_decider import GroupDecider
+from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
 
 SENDERS_MAX = 10_000
 """Senders whose rates are remembered; beyond them every sender begins with a full one."""
@@ -71,10 +70,29 @@ INBOX_LEASE_MS = 30_000
 QUEUE_LEASE_MS = 30_000
 
 
+class Deciding(Protocol):
+    """The decider of streams, as far as meshes ask it."""
+
+    ledger: Ledger
+    claims: Claims
+    groups: GroupDecider
+    group: LedgerGroup
+
+    def tick(self) -> int: ...
+
+    def alive(self, path: str, now_ms: int) -> Entry | None: ...
+
+    def make(self, stream: Stream) -> Entry: ...
+
+    def remove(self, entry: Entry, kind: int) -> None: ...
+
+    def carry_out(self, draft: Draft) -> None: ...
+
+
 class MeshDecider:
     """The decisions about meshes of one store."""
 
-    def __init__(self, decider: Decider, limits: MeshLimits) -> None:
+    def __init__(self, decider: Deciding, limits: MeshLimits) -> None:
         self._decider = decider
         self._limits = limits
         self._rate = limits.rate
