@@ -56,6 +56,7 @@ def path(request: pytest.FixtureRequest) -> str:
 ON_BOTH_LOOPS = (
     "integration/test_client_*",
     "integration/test_coordination_*",
+    "integration/test_edge_*",
     "integration/test_state.py",
     "faults/test_client_*",
 )

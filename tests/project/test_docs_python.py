@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "docs/start.md",
     "docs/guides/connecting.md",
+    "docs/guides/idempotency.md",
     "docs/guides/producer.md",
     "docs/guides/reading.md",
 ]
