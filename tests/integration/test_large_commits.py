@@ -217,7 +217,7 @@ class Observer:
             assert [found.get(path, 0) for path in PATHS] in self._wholes()
             senders = await lists.list_producers(glob("s/*"), None, after=("", ""), limit=100)
             assert len(senders.entries) in (0, COUNT)
-            keys = await lists.list_keys(after=(-1, "", ""), as_of_ms=None, limit=100)
+            keys = await lists.list_keys(owner=None, after=(-1, "", ""), as_of_ms=None, limit=100)
             assert len(keys.entries) in (0, COUNT)
             _, rows = found_rows(await logs.read(every, count_rows))
             assert (rows or 0) in (sum(self._before), sum(self._before) + COUNT)

@@ -263,9 +263,10 @@ class ListStore(Protocol):
         ...
 
     async def list_keys(
-        self, *, after: tuple[int, str, str], as_of_ms: int | None, limit: int
+        self, *, owner: str | None, after: tuple[int, str, str], as_of_ms: int | None, limit: int
     ) -> Page[ListedKey]:
-        """Idempotency keys in the order of incarnations, principals, keys."""
+        """Idempotency keys in the order of incarnations, principals, keys; those of an owner, or
+        all."""
         ...
 
     async def list_writers(

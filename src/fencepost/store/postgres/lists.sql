@@ -31,6 +31,7 @@ SELECT s.path, k.stream, k.principal, k.key, k.start_messages, k.start_bytes, k.
        k.created_ms, k.expires_ms
 FROM keys k LEFT JOIN streams s ON s.id = k.stream
 WHERE (k.stream, k.principal, k.key) > (:stream, :principal, :key)
+  AND (:owner::text IS NULL OR k.principal = :owner)
 ORDER BY k.stream, k.principal, k.key LIMIT :limit
 
 -- name: writers_after

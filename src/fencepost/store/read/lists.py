@@ -54,9 +54,9 @@ class SqlLists:
         )
 
     async def list_keys(
-        self, *, after: tuple[int, str, str], as_of_ms: int | None, limit: int
+        self, *, owner: str | None, after: tuple[int, str, str], as_of_ms: int | None, limit: int
     ) -> Page[ListedKey]:
-        work = partial(keys, after=after, as_of_ms=as_of_ms, limit=limit)
+        work = partial(keys, owner=owner, after=after, as_of_ms=as_of_ms, limit=limit)
         return await self._holds.whole(
             lambda: self._readers.run(work), lambda page: [one.stream for one in page.entries]
         )
@@ -212,13 +212,18 @@ def _producer(path: str, row: Row) -> ListedProducer:
 
 
 def keys(
-    connection: Connection, after: tuple[int, str, str], as_of_ms: int | None, limit: int
+    connection: Connection,
+    owner: str | None,
+    after: tuple[int, str, str],
+    as_of_ms: int | None,
+    limit: int,
 ) -> Page[ListedKey]:
     """A page of idempotency keys, as they were at a time if one is given."""
     stream, principal, key = after
     rows = _run(
         connection,
         "keys_after",
+        owner=owner,
         stream=stream,
         principal=principal,
         key=key,

@@ -32,12 +32,14 @@ FROM (
     SELECT id, stream, principal, key FROM (
         SELECT id, stream, principal, key FROM key_places
         WHERE (stream, principal, key) > (:stream, :principal, :key)
+          AND (:owner IS NULL OR principal = :owner)
         ORDER BY stream, principal, key LIMIT :limit
     )
     UNION ALL
     SELECT id, stream, principal, key FROM keys
     WHERE id > (SELECT indexed_to FROM key_index)
       AND (stream, principal, key) > (:stream, :principal, :key)
+      AND (:owner IS NULL OR principal = :owner)
     ORDER BY stream, principal, key LIMIT :limit
 ) n
 JOIN keys k ON k.id = n.id
