@@ -39,7 +39,7 @@ COMMANDS = {
 }
 """Commands in the order of the help, each with the module that has a function of its name."""
 
-GROUPS = {"groups": "groups", "token": "tokens", "pipeline": "pipeline"}
+GROUPS = {"groups": "groups", "events": "events", "token": "tokens", "pipeline": "pipeline"}
 """Groups of commands, each with the module that has them as `app`."""
 
 

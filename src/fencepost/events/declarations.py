@@ -113,12 +113,18 @@ class Declarations:
 
     def tell(self, crumb: Breadcrumb) -> None:
         """Log what happened, and call the hooks for it."""
-        log.debug("%s", crumb.kind, extra={"fencepost": msgspec.structs.asdict(crumb)})
+        log.debug("%s %s", crumb.app, crumb.kind, extra={"fields": facts(crumb)})
         for hook in self._hooks.get(crumb.kind, ()):
             try:
                 hook(crumb)
             except Exception:
                 log.exception("a hook for %s failed", crumb.kind)
+
+
+def facts(crumb: Breadcrumb) -> dict[str, Any]:
+    """What a breadcrumb says, for a line of a structured log."""
+    given = msgspec.structs.asdict(crumb)
+    return {name: value for name, value in given.items() if value not in (None, 0)}
 
 
 class Reacts(Generic[E]):

@@ -1,0 +1,191 @@
+"""`fencepost events run MODULE:APP`: workers for the reactions of an app.
+
+One process runs the app's handlers with as many targets at once as `--streams` says. With
+`--processes` a parent keeps that many of them running: it starts one again that has died, and
+passes on the request to stop. A worker that is asked to stop finishes the handlers that run, with
+their leases renewed until then, and gives nothing half done away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import uvloop
+
+import fencepost
+from fencepost.cli.options import Token, Url
+from fencepost.cli.process import set_up_logs, stop_on_signals
+from fencepost.cli.profile import Profile, ProfileError, resolve
+from fencepost.cli.render import REFUSED, UNREACHABLE, USAGE, CommandError, fail
+
+if TYPE_CHECKING:
+    from fencepost.events import App
+
+app = typer.Typer(
+    help="Apps of fencepost.events: run their reactions.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FIRST_WAIT_S, WAIT_S_MAX = 0.2, 5.0
+"""How long to wait before a dead process is started again: doubled each time, up to so much."""
+LIVED_S = 5.0
+"""A process that lived for longer counts as one that could start."""
+FAILED_STARTS_MAX = 5
+"""After so many processes in a row that died at once, the parent gives up."""
+
+
+@app.callback()
+def _events() -> None:
+    """Apps of fencepost.events: run their reactions."""
+
+
+@app.command("run")
+def run(
+    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="As in shop:app.")],
+    processes: Annotated[int, typer.Option(help="Processes to run.", min=1)] = 1,
+    streams: Annotated[
+        int, typer.Option(help="Targets that a process handles at once.", min=1)
+    ] = 10,
+    events: Annotated[int, typer.Option(help="Events of a target per lease.", min=1)] = 10,
+    lane: Annotated[str | None, typer.Option(help="Serve this lane alone.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Name of the worker.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Logs as JSON lines.")] = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Run the reactions of an app until Ctrl-C or SIGTERM."""
+    try:
+        found = find_app(target)
+        profile = resolve(url, token, os.environ)
+        set_up_logs(log_level, as_json=log_json)
+        if processes > 1:
+            code = uvloop.run(_supervise(processes, worker or found.name))
+        else:
+            uvloop.run(_work(found, profile, worker, streams, events, lane))
+            code = 0
+    except (CommandError, ProfileError) as error:
+        fail(str(error), getattr(error, "code", USAGE))
+    except (fencepost.ConnectionFailedError, fencepost.OutcomeUnknownError) as error:
+        fail(f"no server answers: {error}", UNREACHABLE)
+    except fencepost.FencepostError as error:
+        fail(str(error), REFUSED)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if code:
+        raise typer.Exit(code)
+
+
+def find_app(target: str) -> App:
+    """The app that `MODULE:APP` names; raises `CommandError` with what is wrong."""
+    from fencepost.events import App
+
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise CommandError(f"{target!r} is not of the form MODULE:APP, as in shop:app", USAGE)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command runs in, as `python -m` has it
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        where = f"there is no module {error.name!r} in {os.getcwd()} or among those installed"
+        raise CommandError(where, USAGE) from None
+    found = getattr(module, name, None)
+    if not isinstance(found, App):
+        what = "has no" if found is None else "has no App, but another object, as"
+        apps = [key for key, value in vars(module).items() if isinstance(value, App)]
+        hint = f": its apps are {', '.join(apps)}" if apps else ""
+        raise CommandError(f"the module {module_name!r} {what} {name!r}{hint}", USAGE)
+    return found
+
+
+async def _work(
+    found: App, profile: Profile, worker: str | None, streams: int, events: int, lane: str | None
+) -> None:
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    async with (
+        fencepost.connect_async(profile.url, token=profile.token) as client,
+        found.open(client) as opened,
+    ):
+        name = worker or f"{found.name}-{os.getpid()}"
+        typer.echo(f"worker {name} runs the reactions of {found.name} at {profile.url}", err=True)
+        await opened.work(worker=name, streams=streams, events=events, lane=lane, stopping=stop)
+    typer.echo(f"worker {name} has stopped", err=True)
+
+
+# Several processes
+
+
+async def _supervise(processes: int, name: str) -> int:
+    """Keep processes running until this one is asked to stop; the exit code."""
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    kept = [asyncio.create_task(_keep(f"{name}-{n + 1}", stop)) for n in range(processes)]
+    codes = await asyncio.gather(*kept)
+    return max(codes)
+
+
+async def _keep(worker: str, stop: asyncio.Event) -> int:
+    """Run a process, again and again, until it is to stop or cannot start."""
+    loop = asyncio.get_running_loop()
+    failures = 0
+    while not stop.is_set():
+        began_s = loop.time()
+        code = await _run_once(worker, stop)
+        if stop.is_set():
+            break
+        failures = 1 if loop.time() - began_s > LIVED_S else failures + 1
+        if failures > FAILED_STARTS_MAX or code == USAGE:
+            stop.set()
+            return code or 1
+        wait_s = min(FIRST_WAIT_S * 2.0 ** (failures - 1), WAIT_S_MAX)
+        typer.echo(f"worker {worker} has ended with {code} and is started again", err=True)
+        try:
+            await asyncio.wait_for(stop.wait(), wait_s)
+        except TimeoutError:
+            continue
+    return 0
+
+
+async def _run_once(worker: str, stop: asyncio.Event) -> int:
+    """Start a process and wait until it has ended; its exit code."""
+    arguments = one_process(sys.argv[1:], worker)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fencepost", *arguments), start_new_session=True
+    )
+    ending = asyncio.create_task(process.wait())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            process.send_signal(signal.SIGTERM)
+        return await ending
+    finally:
+        stopping.cancel()
+        if process.returncode is None:
+            process.kill()
+
+
+def one_process(arguments: list[str], worker: str) -> list[str]:
+    """The arguments of this command for one process of it."""
+    kept: list[str] = []
+    skipping = False
+    for argument in arguments:
+        if skipping:
+            skipping = False
+            continue
+        if argument in ("--processes", "--worker"):
+            skipping = True
+        elif not argument.startswith(("--processes=", "--worker=")):
+            kept.append(argument)
+    return [*kept, "--processes", "1", "--worker", worker]

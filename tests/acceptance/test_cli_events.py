@@ -1,0 +1,129 @@
+"""`fencepost events run` as an operator runs it: workers, several processes, a graceful stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost.cli.events import one_process
+from fencepost.events import App
+from tests.serving import ServerProcess
+from tests.unit.events.shop import Order, Stock
+
+ROOT = Path(__file__).parents[2]
+MODULE = """
+from tests.unit.events.shop import make_app
+
+shop = make_app("shop")
+other = 3
+"""
+WAIT_S = 90
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "goods.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("import no_such_module_at_all\n")
+    return tmp_path
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "data") as found:
+        yield found
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fencepost", "events", "run", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def refused(folder: Path, *arguments: str) -> tuple[int, str]:
+    process = start(folder, *arguments)
+    _out, said = process.communicate(timeout=WAIT_S)
+    return process.returncode, said
+
+
+def reserve(url: str, orders: int) -> int:
+    """Place orders, wait until a worker has reserved the last one, and say what is left."""
+    app = App("shop", entities=[Order, Stock])
+    with fencepost.connect(url) as client, app.open(client) as shop:
+        for n in range(orders):
+            shop.do(Order.place, f"o{n}", sku="tea", quantity=1)
+        following = client.stream("stock/tea").follow(timeout=WAIT_S)
+        for _reservation in range(orders):
+            next(following)
+        return shop.load(Stock, "tea").state.left
+
+
+def stock_exists(url: str) -> None:
+    with fencepost.connect(url) as client:
+        client.create("stock/tea")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_workers_run_reactions_and_stop_when_asked(
+    folder: Path, server: ServerProcess, processes: int
+) -> None:
+    stock_exists(server.url)
+    arguments = ("goods:shop", "--url", server.url, "--processes", str(processes))
+    running = start(folder, *arguments, "--worker", "w")
+    try:
+        assert running.stderr is not None
+        for _process in range(processes):
+            assert "runs the reactions of shop" in running.stderr.readline()
+        left = reserve(server.url, 5)
+    finally:
+        running.send_signal(signal.SIGTERM)
+        _out, said = running.communicate(timeout=WAIT_S)
+
+    assert left == 95
+    assert running.returncode == 0
+    assert said.count("has stopped") == processes
+    with fencepost.connect(server.url) as client:
+        assert client.group("shop").stats()["leased"] == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("goods", "not of the form MODULE:APP"),
+        ("missing:app", "there is no module 'missing'"),
+        ("goods:app", "its apps are shop"),
+        ("goods:other", "has no App"),
+    ],
+)
+def test_what_cannot_run_is_said_in_one_sentence(folder: Path, target: str, sentence: str) -> None:
+    code, said = refused(folder, target)
+
+    assert code == 2
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+def test_a_module_that_fails_by_itself_shows_where(folder: Path) -> None:
+    code, said = refused(folder, "broken:app")
+
+    assert code == 1
+    assert "no_such_module_at_all" in said
+    assert "Traceback" in said
+
+
+def test_one_process_of_several_has_its_own_name() -> None:
+    given = ["events", "run", "m:a", "--processes=3", "--worker", "w", "--lane", "x"]
+
+    assert one_process(given, "w-2") == [
+        *("events", "run", "m:a", "--lane", "x", "--processes", "1", "--worker", "w-2"),
+    ]
