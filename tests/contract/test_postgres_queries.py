@@ -147,9 +147,11 @@ def test_a_query_that_both_databases_understand_is_written_once(file: str) -> No
     assert not embedded.items() & shared.items(), "put it into shared.sql, or check/check.sql"
 
 
-PAIRS_AS_COLUMNS = {"find_parts", "chunks_of_parts", "count_staged_messages", "event_places"}
-"""Queries that take pairs of values as two columns here, and as JSON in SQLite."""
-SHARED = sorted((sqlite.QUERIES.keys() & QUERIES.keys()) - PAIRS_AS_COLUMNS)
+PARTS_AS_COLUMNS = {"find_parts", "chunks_of_parts", "count_staged_messages"}
+"""Queries that take parts as two columns here, and as JSON in SQLite."""
+PLACES_AS_COLUMNS = {"event_places"}
+"""Queries that take pairs of path and position in the same two ways."""
+SHARED = sorted((sqlite.QUERIES.keys() & QUERIES.keys()) - PARTS_AS_COLUMNS - PLACES_AS_COLUMNS)
 RECENT_BESIDE = {"save_producer"}
 """Statements that take one value more: a producer's recent batches lie in its row here."""
 
