@@ -365,7 +365,9 @@ def test_lists_are_paged_alike(read_twins: Twins, glob: Glob | None, limit: int)
 def test_keys_are_paged_alike(read_twins: Twins) -> None:
     after, pages = (0, "", ""), 0
     while True:
-        _, following = read_twins.agree(partial(lists.keys, after=after, as_of_ms=None, limit=7))
+        _, following = read_twins.agree(
+            partial(lists.keys, after=after, as_of_ms=None, owner=None, limit=7)
+        )
         pages += 1
         if following is None:
             break
