@@ -59,6 +59,7 @@ class RequestReader:
         "_chunked",
         "_fed_bytes",
         "_front",
+        "_has_spaces",
         "_head_split",
         "_headed",
         "_headers",
@@ -98,7 +99,8 @@ class RequestReader:
         self._head_split = False
         self._piece: bytes | memoryview = b""  # what was fed with the head that is being read
         self._line_at = 0  # where in it that head begins; -1 when that is not known
-        self._headed = False  # whether a head ended in it
+        self._headed = False  # whether a head ended in it, when those are counted
+        self._has_spaces = False  # whether it may have two spaces in a row
         # The request that is being read.
         self._method = ""
         self._version = "1.1"
@@ -143,6 +145,10 @@ class RequestReader:
             self._line_at = 0
             if phase == _BODY:
                 self._line_at = -1 if self._chunked else self.body_bytes_left
+        # Few pieces have two spaces in a row; in the others no request line needs a look.
+        piece = self._piece
+        self._has_spaces = not isinstance(piece, bytes) or b"  " in piece
+        headers = self._headers
         parser = self._parser
         assert parser is not None
         try:
@@ -154,6 +160,8 @@ class RequestReader:
         self._head_split = self._phase == _HEAD
         if not self._head_split:
             self._piece = b""
+        elif not self._has_spaces and headers is not self._headers:
+            self._line_at = -1  # other heads ended in this piece, and were not counted
         if self._phase != _BETWEEN and phase != _BETWEEN:
             self._carry(progressed=self._body_bytes != body_bytes)
 
@@ -223,18 +231,8 @@ class RequestReader:
         method = METHODS.get(name)
         if method is None:
             raise Refusal(400, "method_unknown", f"{name.decode()} is not known here")
-        # llhttp skips further spaces in the request line, where another parser sees an empty part.
-        piece, at = self._piece, self._line_at
-        if at < 0:
-            spaced = is_spaced(bytes(piece), name, target)
-        else:
-            while piece[at] < _SPACE:  # llhttp skips empty lines before a request as well
-                at += 1
-            at += len(name) + 1
-            spaced = piece[at] == _SPACE or piece[at + len(target) + 1] == _SPACE
-        if spaced:
-            raise bad_request("the request line has more than one space between its parts")
-        self._headed = True
+        if self._has_spaces:
+            self._check_line(name, target)
         self._method = method
         self._phase = _BODY
         self._keep_alive = keep_alive = parser.should_keep_alive()
@@ -268,6 +266,20 @@ class RequestReader:
         if b"upgrade" in headers and parser.should_upgrade():
             self._upgrade = self._read_upgrade(headers)
         self._begin_body(headers)
+
+    def _check_line(self, method: bytes, target: bytes) -> None:
+        # llhttp skips further spaces in the request line, where another parser sees an empty part.
+        piece, at = self._piece, self._line_at
+        if at < 0:
+            spaced = is_spaced(bytes(piece), method, target)
+        else:
+            while piece[at] < _SPACE:  # llhttp skips empty lines before a request as well
+                at += 1
+            at += len(method) + 1
+            spaced = piece[at] == _SPACE or piece[at + len(target) + 1] == _SPACE
+        if spaced:
+            raise bad_request("the request line has more than one space between its parts")
+        self._headed = True
 
     def _read_upgrade(self, headers: dict[bytes, bytes]) -> Upgrade:
         takes = self._front.takes_websocket

@@ -450,3 +450,17 @@ async def test_a_header_that_mentions_an_upgrade_without_asking_for_one_is_let_t
 
         assert (await client.reply()).status == 200
         assert (await client.reply()).status == 200
+
+
+@pytest.mark.parametrize("begun", [b"GET ", b"GET", b"GET /echo ", b"GET /echo"])
+async def test_two_spaces_in_a_line_that_came_in_pieces_behind_another_request_are_refused(
+    begun: bytes,
+) -> None:
+    line = b"GET /echo  HTTP/1.1\r\n" if b"/" in begun else b"GET  /echo HTTP/1.1\r\n"
+    async with serving(ScriptedApp()) as listening, connected(listening) as client:
+        await client.send(get("/echo") + begun)
+        assert (await client.reply()).status == 200
+
+        await client.send(line.removeprefix(begun) + HOST + b"\r\n")
+
+        assert (await client.reply()).status == 400
