@@ -7,7 +7,10 @@ replaced by that of the test's server.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,6 +19,8 @@ from tests.serving import ServerProcess
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "docs/start.md",
+    "docs/start-events.md",
+    "docs/guides/events.md",
     "docs/guides/connecting.md",
     "docs/guides/idempotency.md",
     "docs/guides/producer.md",
@@ -25,16 +30,20 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_python_block_of_a_page_runs(page: str, server_process: ServerProcess) -> None:
+def test_every_python_block_of_a_page_runs(
+    page: str, server_process: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (ROOT / page).read_text()
     blocks = list(BLOCK.finditer(text))
     assert blocks, f"{page} has no Python in it"
-    namespace: dict[str, object] = {"__name__": "documentation"}
+    module = ModuleType("documentation")
+    monkeypatch.setitem(sys.modules, "documentation", module)  # where classes look for their names
+    namespace = vars(module)
     for block in blocks:
         line = text[: block.start()].count("\n") + 1
         source = block[1].replace("http://localhost:4437", server_process.url)
         # Padded, so that a failure names the line of the page.
-        code = compile("\n" * line + source, str(ROOT / page), "exec")
+        code = compile("\n" * line + source, str(ROOT / page), "exec", dont_inherit=True)
         exec(code, namespace)  # noqa: S102  (running the documentation is the point)
 
 
@@ -53,3 +62,20 @@ def test_the_first_screen_of_the_documentation_is_the_one_that_was_promised() ->
         '            producer.append({"order": n})\n'
         '    assert [m["order"] for m in orders.read()] == list(range(100_000))\n'
     )
+
+
+def test_the_first_screen_of_events_is_strictly_typed(tmp_path: Path) -> None:
+    first = BLOCK.search((ROOT / "docs/start-events.md").read_text())
+    assert first is not None
+    program = tmp_path / "shop.py"
+    program.write_text(first[1])
+
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert checked.returncode == 0, checked.stdout
