@@ -11,6 +11,8 @@ from fencepost.client.aio import (
 from fencepost.client.connecting import connect, connect_async
 from fencepost.client.errors import (
     BadRequestError,
+    BooksClosedError,
+    BooksPendingError,
     ClaimCompletedError,
     ClientClosedError,
     CommitPartialError,
@@ -131,6 +133,8 @@ __all__ = [
     "AsyncStream",
     "BadRequestError",
     "Batch",
+    "BooksClosedError",
+    "BooksPendingError",
     "ClaimCompletedError",
     "Client",
     "ClientClosedError",

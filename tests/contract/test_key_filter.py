@@ -320,6 +320,7 @@ def _undo_index(folder: Path) -> None:
         DROP TABLE writer_history;
         DROP TABLE groups;
         DROP TABLE leases;
+        ALTER TABLE streams DROP COLUMN books_closed_at;
         DROP TABLE parked;
         PRAGMA user_version = 8;
         """

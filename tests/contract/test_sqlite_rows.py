@@ -9,6 +9,7 @@ import pytest
 
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.settings import SqliteSettings
+from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
@@ -35,6 +36,28 @@ def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
     finally:
         connection.close()
+
+
+async def test_a_folder_of_the_version_before_opens_with_open_books(
+    embedded: Subject, folder: Path
+) -> None:
+    await embedded.made("a", JSON, body=b"[1]")
+    await embedded.close()
+    script = """
+        DROP INDEX leases_waiting;
+        ALTER TABLE streams DROP COLUMN books_closed_at;
+        PRAGMA user_version = 12;
+    """
+    connection = sqlite3.connect(folder / "fencepost.db")
+    connection.executescript(script)
+    connection.close()
+
+    assert check(folder).findings == [], "a check changes nothing, and an older folder is whole"
+    embedded.store = embedded._engine.open()
+
+    assert not (await embedded.info("a")).books_closed
+    assert rows(folder, "SELECT books_closed_at FROM streams") == [(None,)]
+    await embedded.appended("a", b"[2]", content_type=JSON)
 
 
 async def test_positions_grow_with_every_message_over_all_streams(

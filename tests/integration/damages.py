@@ -166,6 +166,14 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "closed_wrong",
         ["UPDATE streams SET closed = FALSE WHERE path = 'closed'"],
     ),
+    "messages in closed books": (
+        "message_in_closed_books",
+        ["UPDATE streams SET books_closed_at = books_closed_at - 1 WHERE path = 'books'"],
+    ),
+    "books that were closed in the future": (
+        "books_wrong",
+        ["UPDATE streams SET books_closed_at = 1000000 WHERE path = 'books'"],
+    ),
     "an end that was not written down": (
         "close_marker_missing",
         [f"DELETE FROM log WHERE kind = 1 AND stream = {of('closed')}"],

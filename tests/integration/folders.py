@@ -10,6 +10,7 @@ import psycopg
 
 from fencepost.protocol.appends import Append, Conditions
 from fencepost.protocol.batches import digest
+from fencepost.protocol.books import BooksRequest
 from fencepost.protocol.commits import Commit, CommitItem, Committed, Part
 from fencepost.protocol.creates import Create, Created
 from fencepost.protocol.leases import Correlated, message_target
@@ -56,6 +57,7 @@ async def _fill(subject: Subject) -> None:
     await _producers(subject)
     await _forks(subject)
     await _commits(subject)
+    await _books(subject)
     await _writers(subject)
     await _groups(subject)
     await _subscriptions(subject)
@@ -158,6 +160,18 @@ async def _commits(subject: Subject) -> None:
     )
     assert isinstance(outcome, Committed), outcome
     await subject.appended("keyed", b"[9]", content_type=JSON, producer=("stager", 0, 1))
+
+
+async def _books(subject: Subject) -> None:
+    """A stream with closed books, one that was retired, and a key of an append without data."""
+    for path, retires in (("books", False), ("retired", True)):
+        await subject.made(path, JSON, body=b"[1,2]")
+        closing = _with(append(path), Conditions(books=BooksRequest("close"), key="close"))
+        retiring = _with(append(path), Conditions(books=BooksRequest(truncate_before="now")))
+        for request in (closing, retiring) if retires else (closing,):
+            commit = Commit((CommitItem(request),))
+            outcome = await subject.ask(subject.store.commit, commit)
+            assert isinstance(outcome, Committed), outcome
 
 
 async def _retention(subject: Subject) -> None:

@@ -49,7 +49,7 @@ def test_a_whole_folder_has_no_findings(folder: Path) -> None:
 
     assert report.findings == []
     assert report.counts["streams"] >= 12
-    assert report.counts["keys"] == 3
+    assert report.counts["keys"] == 5
     assert report.counts["producers"] >= 4
     assert report.counts["subscriptions"] == 1
 

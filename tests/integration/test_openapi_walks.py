@@ -99,6 +99,31 @@ def test_a_walk_of_readers_is_as_documented(walk: Walk) -> None:
     walk("404 stream_not_found", "GET", STREAM, path="read")
 
 
+def test_a_walk_of_books_is_as_documented(walk: Walk) -> None:
+    def commit(expected: str, stream: str = "books/a", **fields: Any) -> Any:
+        item = {"stream": stream, "content_type": "application/json", **fields}
+        return walk(expected, "POST", "/v1/commit", body={"appends": [item]}).json()
+
+    walk(
+        "200", "POST", STREAM, path="books/a", body=1, headers=sent(0, 0, Stream_Auto_Create="true")
+    )
+    assert commit("200", data=2, books="close")["appends"][0]["books"] == "closed"
+    walk("200", "HEAD", STREAM, path="books/a")
+    walk("409 books_closed", "POST", STREAM, path="books/a", body=1)
+    walk("204", "POST", STREAM, path="books/a", body=1, headers=sent(0, 0))
+    commit("409 books_closed", data=1)
+    commit("409 books_closed", books="open")
+    commit("412 tail_moved", books="open", if_match="7")
+    commit("400 offset_invalid", truncate_before="9" * 16 + "_" + "9" * 16)
+    commit("400 body_empty")
+    commit("200", truncate_before="now")
+    commit("200", books="open", if_match="1")
+    group = {"sources": ["books/*"]}
+    walk("201", "PUT", "/v1/groups/{group}", group="books", body=group)
+    assert commit("409 books_pending", books="close")["group"] == "books"
+    commit("200", "books/new", auto_create=True, books="close")
+
+
 def test_a_walk_of_commits_is_as_documented(walk: Walk) -> None:
     def item(stream: str, data: Any = 1, **more: Any) -> dict[str, Any]:
         kind = {"stream": stream, "content_type": "application/json", "auto_create": True}

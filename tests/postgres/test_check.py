@@ -42,7 +42,7 @@ def test_a_whole_database_has_no_findings(settings: PostgresSettings) -> None:
 
     assert report.findings == []
     assert report.counts["streams"] >= 12
-    assert report.counts["keys"] == 3
+    assert report.counts["keys"] == 5
     assert report.counts["producers"] >= 4
     assert report.counts["subscriptions"] == 1
 

@@ -205,6 +205,7 @@ _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
     (fencepost.PathBlockedError, "Use another path"),
     (fencepost.ContentTypeMismatchError, "`fencepost head` shows its type; --type gives yours"),
     (fencepost.StreamClosedError, "Write to another stream"),
+    (fencepost.BooksClosedError, "Write to another stream, or open its books by a commit"),
     (fencepost.KeyReusedError, "Use a new --key for new content"),
     (fencepost.RateLimitedError, "Wait a little, then try again"),
     (fencepost.StorageFullError, "Make room on the server's disk, then try again"),

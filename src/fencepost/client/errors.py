@@ -264,6 +264,25 @@ class StreamClosedError(ConflictError):
         return self._text("stream-next-offset")
 
 
+class BooksClosedError(ConflictError):
+    """The books of the stream are closed: it takes no messages until a commit opens them again.
+
+    That is an append with `books="open"` and `if_match` at the tail, which is `next_offset`.
+    """
+
+    @property
+    def next_offset(self) -> str | None:
+        return self._text("stream-next-offset")
+
+
+class BooksPendingError(ConflictError):
+    """The `group` has work left on the stream. Let its workers finish, then send it again."""
+
+    @property
+    def group(self) -> str | None:
+        return self.problem.get("group")
+
+
 class ClaimCompletedError(ConflictError):
     """The producer id is a claim that its holder completed: nothing more is accepted under it."""
 
@@ -500,6 +519,8 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "path_blocked": PathBlockedError,
     "content_type_mismatch": ContentTypeMismatchError,
     "stream_closed": StreamClosedError,
+    "books_closed": BooksClosedError,
+    "books_pending": BooksPendingError,
     "claim_completed": ClaimCompletedError,
     "producer_held": ProducerHeldError,
     "epoch_guarded": EpochGuardedError,

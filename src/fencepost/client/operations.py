@@ -334,6 +334,7 @@ def _described(response: Response) -> Head:
         ttl_seconds=response.integer("stream-ttl"),
         expires_at=None if expires_at is None else _moment(expires_at),
         first_offset=response.headers.get("stream-first-offset"),
+        books_closed=response.headers.get("stream-books") == "closed",
     )
 
 
@@ -359,7 +360,8 @@ def truncate(settings: ClientSettings, path: str, before: str) -> Operation[Head
 
 
 class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One append of a commit. Give `messages`, or `parts` that were staged, or only `close`."""
+    """One append of a commit. Give `messages`, or `parts` that were staged, or neither: then it
+    closes the stream, or is about its books."""
 
     stream: str
     messages: list[Any] = []
@@ -379,6 +381,11 @@ class CommitAppend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     claim_end: Literal["released", "completed"] | None = None
     lease: str | None = None
     """The token of a lease that must be current; it goes on."""
+    books: Literal["close", "open"] | None = None
+    """Close the books of the stream, so that it takes no messages; or open them again, with
+    `if_match` at its tail."""
+    truncate_before: str | None = None
+    """Let the stream begin at this offset after the append; `now` is where the append begins."""
 
     def document(self) -> dict[str, Any]:
         """As it goes on the wire."""
@@ -427,6 +434,8 @@ _PLAIN = (
     "key",
     "claim_end",
     "lease",
+    "books",
+    "truncate_before",
 )
 
 

@@ -40,6 +40,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     first_offset: str | None = None
     """Where the stream begins, when it was truncated."""
+    books_closed: bool = False
+    """Whether the stream takes no messages until its books are opened again."""
     is_new: bool | None = None
     """Of `create`: whether it made the stream; None when a lost answer leaves that open."""
 
@@ -140,6 +142,8 @@ class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None = None
     closed: bool = False
     matches: bool | None = None
+    books: str | None = None
+    """`closed` while the books of the stream are closed."""
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from fencepost.protocol.batches import Batch
+from fencepost.protocol.books import (
+    BooksChange,
+    BooksClosed,
+    BooksPending,
+    BooksRequest,
+    CutInvalid,
+    decide_books,
+    may_change,
+)
 from fencepost.protocol.claims import (
     Actor,
     ClaimCompleted,
@@ -77,6 +86,8 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
     """The Idempotency-Key."""
     lease: LeaseRef | None = None
     """This lease must be current."""
+    books: BooksRequest | None = None
+    """What the append does to the books of its stream."""
 
     @property
     def makes(self) -> str | None:
@@ -109,6 +120,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     closed: bool
     producer: Producer | None
     position: int
+    books: BooksChange | None = None
 
 
 class Duplicate(NamedTuple):
@@ -120,12 +132,14 @@ class Duplicate(NamedTuple):
     producer_seq: int
     original: Remembered | None
     matches: bool | None
+    books_closed: bool = False
 
 
 class Replayed(NamedTuple):
     """The key was used before, for the same request: this is what was answered then."""
 
     original: KeyRecord
+    books_closed: bool = False
 
 
 class KeyReused(NamedTuple):
@@ -210,6 +224,9 @@ AppendOutcome = (
     | OtherContent
     | AlreadyClosed
     | StreamClosed
+    | BooksClosed
+    | BooksPending
+    | CutInvalid
     | StaleEpoch
     | EpochStart
     | SequenceGap
@@ -245,7 +262,7 @@ def decide_append(
     claim = request.producer
     conditions = request.conditions or NO_CONDITIONS
     if key is not None:
-        return _replay(producer, request, key)
+        return _replay(producer, request, key, books_closed=stream.books_closed)
     if claim is not None and producer is not None:
         if claim.epoch < producer.epoch:
             return StaleEpoch(producer.epoch)
@@ -261,6 +278,8 @@ def decide_append(
         if request.batch is None and request.closes and claim is None:
             return AlreadyClosed(stream.tail)
         return StreamClosed(stream.tail)
+    if stream.books_closed_at is not None and not _changes_books(request, conditions):
+        return BooksClosed(stream.tail)
     if (
         claim is not None
         and producer is not None
@@ -285,7 +304,37 @@ def decide_append(
             return unmet
     if request.seq is not None and stream.seq is not None and request.seq <= stream.seq:
         return SeqRegression(stream.seq)
-    return _accepted(stream, producer, request, position=position, now_ms=now_ms)
+    accepted = _accepted(stream, producer, request, position=position, now_ms=now_ms)
+    if conditions.books is None:
+        return accepted
+    return _with_books(stream, request, accepted, conditions.books)
+
+
+def _changes_books(request: Append, conditions: Conditions) -> bool:
+    """Whether closed books let a request in."""
+    return conditions.books is not None and may_change(
+        conditions.books,
+        has_data=request.batch is not None or request.closes,
+        names_tail=conditions.if_match not in (None, "*"),
+    )
+
+
+def _with_books(
+    stream: Stream, request: Append, accepted: Appended, books: BooksRequest
+) -> Appended | CutInvalid:
+    has_data = request.batch is not None or request.closes
+    change = decide_books(
+        books,
+        closed=stream.books_closed,
+        first=stream.first,
+        start=accepted.start,
+        has_data=has_data,
+    )
+    if isinstance(change, CutInvalid):
+        return change
+    # Without data no message was given the position that would have come next.
+    position = accepted.position if has_data else accepted.position - 1
+    return msgspec.structs.replace(accepted, position=position, books=change)
 
 
 def _accepted(
@@ -318,7 +367,7 @@ def key_record(request: Append, outcome: Appended, *, now_ms: int) -> KeyRecord:
 
 
 def _replay(
-    producer: Producer | None, request: Append, key: KeyRecord
+    producer: Producer | None, request: Append, key: KeyRecord, *, books_closed: bool
 ) -> Replayed | KeyReused | KeyDisagrees:
     if key.digest != request.digest:
         return KeyReused(key.created_ms)
@@ -336,7 +385,7 @@ def _replay(
         )
         if new or (known is not None and known.offset != key.start):
             return KeyDisagrees()
-    return Replayed(key)
+    return Replayed(key, books_closed)
 
 
 def _duplicate(
@@ -359,6 +408,7 @@ def _duplicate(
         producer_seq=producer.seq,
         original=original,
         matches=matches,
+        books_closed=stream.books_closed,
     )
 
 

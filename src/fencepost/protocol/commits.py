@@ -254,14 +254,16 @@ def _where(outcome: Appended | Duplicate | Replayed | AlreadyClosed) -> dict[str
                 "version": outcome.tail.messages - 1,
                 "position": outcome.position,
                 "closed": outcome.closed,
+                **_books(outcome.books is not None and outcome.books.closed),
             }
-        case Replayed(original):
+        case Replayed(original, books_closed):
             return {
                 "offset": str(original.start),
                 "next_offset": str(original.tail),
                 "version": original.tail.messages - 1,
                 "position": original.position,
                 "closed": original.closed,
+                **_books(books_closed),
             }
         case Duplicate():
             start = outcome.original
@@ -269,6 +271,11 @@ def _where(outcome: Appended | Duplicate | Replayed | AlreadyClosed) -> dict[str
                 "offset": None if start is None else str(start.offset),
                 "matches": outcome.matches,
                 "closed": outcome.closed,
+                **_books(outcome.books_closed),
             }
         case AlreadyClosed(tail):
             return {"next_offset": str(tail), "closed": True}
+
+
+def _books(closed: bool) -> dict[str, object]:
+    return {"books": "closed"} if closed else {}

@@ -144,6 +144,7 @@ class Stream:
     """A stream's state after every decision made so far, committed or still on its way to disk."""
 
     __slots__ = (
+        "books_closed_at",
         "closed",
         "closed_by",
         "content_type",
@@ -194,6 +195,7 @@ class Stream:
         self.closed_by: tuple[str, int, int] | None = None
         self.seq: str | None = None
         self.soft_deleted = False
+        self.books_closed_at: int | None = None  # no message of it has this position or a later one
 
     def __copy__(self) -> Stream:
         """Field by field: the general way takes ten times as long, and a commit copies many."""
@@ -215,11 +217,17 @@ class Stream:
         other.closed_by = self.closed_by
         other.seq = self.seq
         other.soft_deleted = self.soft_deleted
+        other.books_closed_at = self.books_closed_at
         return other
 
     @property
     def is_json(self) -> bool:
         return self.media_type == JSON
+
+    @property
+    def books_closed(self) -> bool:
+        """Whether the stream takes no messages until its books are opened again."""
+        return self.books_closed_at is not None
 
     def expired(self, now_ms: int) -> bool:
         """Whether the stream's time is over."""

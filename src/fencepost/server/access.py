@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fencepost.clock import Clock
 from fencepost.http.messages import Request
-from fencepost.protocol.appends import Append
+from fencepost.protocol.appends import Append, Conditions
 from fencepost.protocol.claims import Actor, Ending
 from fencepost.protocol.creates import Create
 from fencepost.protocol.globs import ANY, Glob
@@ -176,8 +176,8 @@ def append_allowed(append: Append, *, has_data: bool | None = None) -> None:
         needed = APPEND
     if append.closes:
         needed |= CLOSE
-    if append.conditions is not None and append.conditions.create_as is not None:
-        needed |= CREATE
+    if append.conditions is not None:
+        needed |= _verbs_of_conditions(append.conditions)
     producer = append.producer
     if producer is not None:
         also = principal.verbs_for(producer.id)
@@ -186,6 +186,16 @@ def append_allowed(append: Append, *, has_data: bool | None = None) -> None:
         needed |= also
     if principal.verbs_on(append.path) & needed != needed:
         require(principal, needed, append.path)
+
+
+def _verbs_of_conditions(conditions: Conditions) -> int:
+    needed = 0 if conditions.create_as is None else CREATE
+    books = conditions.books
+    if books is not None and books.state is not None:
+        needed |= CLOSE
+    if books is not None and books.truncate_before is not None:
+        needed |= DELETE
+    return needed
 
 
 def actor_of(request: Request, path: str, ending: Ending | None = None) -> Actor | None:

@@ -128,6 +128,7 @@ class StreamInfo(NamedTuple):
     retention: Retention = KEEP_ALL
     segments: tuple[Segment, ...] = ()
     """What a fork has inherited, so that reading needs no second look at the stream."""
+    books_closed: bool = False
 
 
 class Chunk(NamedTuple):

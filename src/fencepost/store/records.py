@@ -61,6 +61,7 @@ def stream_from_row(row: Row) -> tuple[Stream, int | None]:
         segments,
         forks_count,
         retention,
+        books_closed_at,
     ) = row
     stream = Stream(
         stream_id,
@@ -83,6 +84,7 @@ def stream_from_row(row: Row) -> tuple[Stream, int | None]:
     stream.closed_by = tuple(json.loads(closed_by)) if closed_by else None
     stream.seq = seq
     stream.soft_deleted = state == SOFT_DELETED
+    stream.books_closed_at = books_closed_at
     # What is stored is never earlier than the truth, so this errs on the side of living longer.
     stream.touched_ms = updated_ms if ttl_s is None else deadline_ms - ttl_s * 1000
     return stream, deadline_ms

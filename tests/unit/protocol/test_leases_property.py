@@ -223,7 +223,13 @@ class Leases(RuleBasedStateMachine):
             )
 
 
-def checked(machine: type[Leases], examples: int, phases: Sequence[Phase] = tuple(Phase)) -> None:
+def checked(
+    machine: type[Leases],
+    examples: int,
+    phases: Sequence[Phase] = tuple(Phase),
+    *,
+    derandomize: bool = False,
+) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -235,6 +241,7 @@ def checked(machine: type[Leases], examples: int, phases: Sequence[Phase] = tupl
             phases=phases,
             report_multiple_bugs=False,
             print_blob=True,
+            derandomize=derandomize,
         ),
     )
 
@@ -256,7 +263,8 @@ def test_a_fence_that_is_taken_out_is_found(broken: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(leases, "lease_is_current", broken)
 
     with pytest.raises(AssertionError):
-        checked(Leases, 100, phases=[Phase.generate])
+        # The same examples in every run: a hundred made up anew do not always find it.
+        checked(Leases, 300, phases=[Phase.generate], derandomize=True)
 
 
 def test_a_target_without_priority_is_served_while_urgent_work_never_ends() -> None:

@@ -10,6 +10,7 @@ from fencepost.client import operations
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.readings import AsyncReading
 from fencepost.client.errors import (
+    BooksClosedError,
     ConflictError,
     FencepostError,
     SequenceGapError,
@@ -316,7 +317,9 @@ class AsyncStream:
         try:
             return await self._append(settings, body, condition, retry=retry)
         except ConflictError as error:
-            known = isinstance(error, StreamSeqError | StreamClosedError | SequenceGapError)
+            known = isinstance(
+                error, StreamSeqError | StreamClosedError | SequenceGapError | BooksClosedError
+            )
             if self._is_typed or known:
                 raise
             await self._learn_type(settings, error)

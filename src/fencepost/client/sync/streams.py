@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from fencepost.client import operations
 from fencepost.client.errors import (
+    BooksClosedError,
     ConflictError,
     FencepostError,
     SequenceGapError,
@@ -317,7 +318,9 @@ class Stream:
         try:
             return self._append(settings, body, condition, retry=retry)
         except ConflictError as error:
-            known = isinstance(error, StreamSeqError | StreamClosedError | SequenceGapError)
+            known = isinstance(
+                error, StreamSeqError | StreamClosedError | SequenceGapError | BooksClosedError
+            )
             if self._is_typed or known:
                 raise
             self._learn_type(settings, error)

@@ -21,6 +21,7 @@ from fencepost.memory import dissolve, paused_collector
 from fencepost.protocol.acks import Ack
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, digest
+from fencepost.protocol.books import BooksRequest
 from fencepost.protocol.commits import (
     Commit,
     CommitDuplicate,
@@ -49,7 +50,7 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.leases import LeaseRef
 from fencepost.protocol.limits import Limits
-from fencepost.protocol.offsets import Offset
+from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.streams import JSON, media_type
 from fencepost.protocol.writers import (
     BatchDone,
@@ -111,6 +112,8 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
     key: str | None = None
     claim_end: Literal["released", "completed"] | None = None
     lease: str | None = None
+    books: Literal["close", "open"] | None = None
+    truncate_before: str | None = None
 
 
 class _Lease(msgspec.Struct, forbid_unknown_fields=True):
@@ -266,10 +269,13 @@ class Commits:
         if kind is not None:
             kind = parsing.check_content_type(kind, limits)
         batch = self._batch(item, kind)
+        books = _books(item)
         if batch is None and not item.parts and not item.close:
-            raise bad("body_empty", "an append has data, data_base64 or parts, unless it closes")
+            _check_empty(item, books)
         media = None if kind is None else media_type(kind)
         mark = digest(media or "", item.close, b"" if batch is None else batch.data)
+        if books is not None:
+            mark = hashlib.sha256(mark + books.mark()).digest()[:DIGEST_BYTES]
         if item.stream_seq == "":
             raise bad("header_invalid", "stream_seq must not be empty")
         append = Append(
@@ -280,7 +286,7 @@ class Commits:
             self._producer(item),
             _bounded(item.stream_seq, "stream_seq", limits.stream_seq_bytes_max),
             mark,
-            self._conditions(item, kind),
+            self._conditions(item, kind, books),
             access.actor_of(request, path, item.claim_end),
         )
         access.append_allowed(append, has_data=bool(item.parts))
@@ -326,7 +332,9 @@ class Commits:
             raise bad("producer_id_empty", "a producer id must not be empty")
         return ProducerTuple(name, producer.epoch, producer.seq)
 
-    def _conditions(self, item: _Item, kind: str | None) -> Conditions | None:
+    def _conditions(
+        self, item: _Item, kind: str | None, books: BooksRequest | None
+    ) -> Conditions | None:
         creates = item.auto_create or item.if_none_match is not None
         if creates and kind is None:
             raise bad("content_type_missing", "an append that may make a stream needs its type")
@@ -348,8 +356,39 @@ class Commits:
             strict=item.producer_strict,
             key=None if key is None else parsing.check_key(key),
             lease=None if item.lease is None else parsing.lease_of(item.lease, self._tokens),
+            books=books,
         )
         return None if conditions == Conditions() else conditions
+
+
+def _books(item: _Item) -> BooksRequest | None:
+    """What an append asks for beside its messages."""
+    if item.books is None and item.truncate_before is None:
+        return None
+    before: Offset | Literal["now"] | None = None
+    if item.truncate_before is not None:
+        parsed = parse_offset(item.truncate_before)
+        if parsed is None:
+            raise bad(
+                "offset_invalid",
+                f"truncate_before is {item.truncate_before[:80]!r}, and must be an offset that"
+                ' this server gave out, or "now"',
+            )
+        before = START if parsed == "-1" else parsed
+    return BooksRequest(item.books, before)
+
+
+def _check_empty(item: _Item, books: BooksRequest | None) -> None:
+    """Why an append without data is none."""
+    if books is None:
+        raise bad(
+            "body_empty",
+            "an append has data, data_base64 or parts, unless it closes, or has books or"
+            " truncate_before",
+        )
+    if item.producer is not None:
+        # A producer's numbers are those of its messages, and there is none.
+        raise bad("commit_invalid", "an append without data has no producer: give it a key")
 
 
 def _check_headers(request: Request) -> None:

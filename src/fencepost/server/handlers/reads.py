@@ -101,6 +101,8 @@ class Reads:
             headers.append((b"Stream-Expires-At", rfc3339(info.lifetime.expires_at_ms).encode()))
         if info.closed:
             headers.append(CLOSED)
+        if info.books_closed:
+            headers.append(rendering.BOOKS_CLOSED)
         return Response(200, headers)
 
     async def get(self, request: Request, path: str) -> Answer:

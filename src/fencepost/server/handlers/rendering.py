@@ -15,7 +15,6 @@ from fencepost.protocol.appends import (
     Duplicate,
     EpochStart,
     KeyDisagrees,
-    KeyRecord,
     KeyReused,
     OtherContent,
     ProducerMoved,
@@ -27,6 +26,7 @@ from fencepost.protocol.appends import (
     TailMoved,
     TypeMismatch,
 )
+from fencepost.protocol.books import BooksClosed, BooksPending, CutInvalid
 from fencepost.protocol.claims import ClaimCompleted, EpochGuarded, NotHolder
 from fencepost.protocol.creates import (
     BadForkPoint,
@@ -58,6 +58,7 @@ BROWSER_BLOCK = b"".join(b"%b: %b\r\n" % header for header in BROWSER)
 """The same, rendered."""
 
 _CLOSED = (b"Stream-Closed", b"true")
+BOOKS_CLOSED = (b"Stream-Books", b"closed")
 
 
 def _plain(status: int, *headers: tuple[bytes, bytes]) -> Response:
@@ -155,8 +156,10 @@ def appended(
             return _accepted(outcome)
         case Duplicate():
             return _duplicate(outcome)
-        case Replayed(original):
-            return _replayed(original)
+        case Replayed():
+            return _replayed(outcome)
+        case BooksClosed() | BooksPending() | CutInvalid():
+            return _books_refused(path, outcome)
         case AlreadyClosed(tail):
             return _plain(204, next_offset(tail), version(tail), _CLOSED)
         case Missing() | SoftDeleted() | Failed() | Unknown():
@@ -224,6 +227,34 @@ def _out_of_order(
                 "Sequence regression",
                 f"Stream-Seq must be greater than {last!r}",
             )
+
+
+def _books_refused(path: str, outcome: BooksClosed | BooksPending | CutInvalid) -> Response:
+    """What the books of a stream refuse."""
+    match outcome:
+        case BooksClosed(tail):
+            return refused(
+                409,
+                "books_closed",
+                "Books closed",
+                f"the books of the stream at {path!r} are closed: only an append of a commit with"
+                ' books "open" and if_match at its tail opens them',
+                next_offset(tail),
+                BOOKS_CLOSED,
+            )
+        case BooksPending(group):
+            detail = (
+                f"the group {group!r} has work left on the stream at {path!r}:"
+                " let its workers finish, then send the same request again"
+            )
+            response = refused(409, "books_pending", "Books pending", detail)
+            return with_fields(response, group=group)
+        case CutInvalid(tail):
+            detail = (
+                f"truncate_before names no place of the stream at {path!r}: a message ends there,"
+                f" at {tail} at the latest; nothing was done"
+            )
+            return refused(400, "offset_invalid", "Bad offset", detail)
 
 
 def _not_yours(outcome: NotHolder | EpochGuarded | ClaimCompleted | TooFast) -> Response:
@@ -359,8 +390,9 @@ def _original(offset: Offset) -> tuple[bytes, bytes]:
     return (b"Stream-Offset", wire(offset))
 
 
-def _replayed(original: KeyRecord) -> Response:
+def _replayed(outcome: Replayed) -> Response:
     """The original answer again, marked."""
+    original = outcome.original
     headers = [
         next_offset(original.tail),
         _original(original.start),
@@ -370,6 +402,8 @@ def _replayed(original: KeyRecord) -> Response:
     ]
     if original.closed:
         headers.append(_CLOSED)
+    if outcome.books_closed:
+        headers.append(BOOKS_CLOSED)
     return _plain(200, *headers)
 
 
@@ -385,6 +419,8 @@ def _duplicate(outcome: Duplicate) -> Response:
         headers.append((b"Producer-Match", b"true" if outcome.matches else b"false"))
     if outcome.closed:
         headers.append(_CLOSED)
+    if outcome.books_closed:
+        headers.append(BOOKS_CLOSED)
     return Response(204, headers)
 
 

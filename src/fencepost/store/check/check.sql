@@ -9,6 +9,10 @@ SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_
        forks_count, ended_ms
 FROM streams ORDER BY id
 
+-- name: closed_books
+-- Where the log stood when the books of streams were closed that are closed still.
+SELECT id, books_closed_at FROM streams WHERE books_closed_at IS NOT NULL ORDER BY id
+
 -- name: purges
 -- The last position of each stream whose rows are gone on purpose.
 SELECT stream, max(last) FROM purges GROUP BY stream

@@ -84,6 +84,16 @@ class Checker:
                     self._report.add("path_taken_twice", stream.name, "another stream has it too")
                 paths.add(stream.path)
         self._report.counts["streams"] = len(self._streams)
+        if ("books_closed_at",) in list(self._rows("columns_of_streams")):
+            self._load_books()
+
+    def _load_books(self) -> None:
+        for stream_id, closed_at in self._rows("closed_books"):
+            stream = self._streams[stream_id]
+            stream.books_closed_at = closed_at
+            if not 0 <= closed_at <= self._counters[0]:
+                detail = f"closed at {closed_at}, the log goes on at {self._counters[0]}"
+                self._report.add("books_wrong", stream.name, detail)
 
     def _load_stream(self, row: Row) -> StreamState:
         stream_id, path, state, content_type, created_ms, updated_ms = row[:6]

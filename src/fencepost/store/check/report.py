@@ -68,6 +68,7 @@ class StreamState:
 
     __slots__ = (
         "base",
+        "books_closed_at",
         "closed",
         "closed_at",
         "ended_at",
@@ -96,6 +97,7 @@ class StreamState:
         self.base = base  # where its own rows begin: 0, or the place it was forked at
         self.is_json = False
         self.closed = False
+        self.books_closed_at: int | None = None
         self.forked_from: int | None = None
         self.segments: tuple[Segment, ...] = ()
         self.purged = -1  # rows up to this position are gone on purpose

@@ -106,7 +106,7 @@ class RowCheck:
     # Messages
 
     def _messages(self, where: str, stream: StreamState, row: Row) -> None:
-        _, _, _, start_bytes, version, count, size, *_ = row
+        position, _, _, start_bytes, version, count, size, *_ = row
         where = f"{where}, {stream.name}"
         if start_bytes is None or version is None:
             self._report.add("place_missing", where, "messages without a place in their stream")
@@ -115,6 +115,9 @@ class RowCheck:
         self._place(where, stream, start)
         if stream.closed_at is not None:
             self._report.add("message_after_close", where, f"closed at {stream.closed_at}")
+        if stream.books_closed_at is not None and position + count > stream.books_closed_at:
+            detail = f"its books were closed at {stream.books_closed_at}"
+            self._report.add("message_in_closed_books", where, detail)
         if stream.ended_at is not None:
             self._report.add("message_after_delete", where, f"deleted at {stream.ended_at}")
         if stream.own_first is None:

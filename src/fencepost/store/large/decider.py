@@ -24,6 +24,7 @@ from fencepost.protocol.appends import (
     KeyRecord,
     Replayed,
 )
+from fencepost.protocol.books import BooksCheck
 from fencepost.protocol.claims import Standings, is_same_hold
 from fencepost.protocol.commits import (
     Commit,
@@ -100,10 +101,14 @@ class LargeDecision(ABC):
         # The leases of single appends, by their places, and what the commit's own acks come to:
         self._leases: list[tuple[int, LeaseRef]] = []
         self._acks: list[tuple[LeaseRef, AckDecision]] = []
+        # What books ask of groups, the streams written to so far, and positions that no row took:
+        self._books: list[BooksCheck] = []
+        self._written: set[str] = set()
+        self._unused = 0
 
     def leftovers(self) -> list[dict[Any, Any] | set[Any] | list[Any]]:
         """What there is to let go of when all is decided."""
-        return [*self.copy.leftovers(), self._parts, self._pieces]
+        return [*self.copy.leftovers(), self._parts, self._pieces, self._written]
 
     def begin(self) -> int:
         """Take the commit's positions, and the numbers of its new streams; the first position."""
@@ -136,6 +141,8 @@ class LargeDecision(ABC):
             now_ms=self._now_ms,
             standings=self._standings,
             taken=self._parts,
+            first_item=at,
+            written=self._written,
         )
         outcomes: list[Appended | Duplicate | Replayed | AlreadyClosed] = []
         for index, item in enumerate(items, at):
@@ -154,6 +161,9 @@ class LargeDecision(ABC):
                     return None
             outcomes.append(outcome)
         self._tries += [tried for tried in draft.tries if _matters(tried)]
+        self._books += draft.books
+        self._written.update(append.path for append, _ in draft.decided)
+        self._unused += sum(map(_is_uncut, draft.decided))
         group = copy.new_group()
         for stream in draft.made.values():
             copy.add(group, stream)
@@ -192,10 +202,11 @@ class LargeDecision(ABC):
                 self._decider.ledger.writers.publish(self._decider.group, self._writer)
             return outcome
         # Every append was accepted, so the positions that were counted are those that were used.
-        assert self.copy.ledger.next_position == self.first + self._messages
+        assert self.copy.ledger.next_position == self.first + self._messages - self._unused
         for append, before, decided in self._tries:
             self._decider.claims.tell(append, before, decided, self._now_ms)
         self._decider.groups.apply(self._acks)
+        self._decider.ledger.books.retire(self._books, self._decider.group)
         self._conclude()
         return outcome
 
@@ -222,6 +233,11 @@ class LargeDecision(ABC):
         answer = join_described(self._pieces)
         if self._repeated:
             return CommittedInSlices(answer, duplicate=True)
+        pending = None
+        if self._books:
+            pending = self._decider.ledger.books.pending(self._books, self._acks)
+        if pending is not None:
+            return CommitRefused(*pending)
         too_fast = self._take_over()
         if too_fast is not None:
             return CommitRefused(0, too_fast)
@@ -330,8 +346,18 @@ class SlicedDecision(LargeDecision):
 
 def messages_of(item: CommitItem) -> int:
     """Positions that an append takes beside those of its staged parts."""
-    batch = item.append.batch
-    return (0 if batch is None else batch.messages) + item.append.closes
+    batch, conditions = item.append.batch, item.append.conditions
+    books = None if conditions is None else conditions.books
+    truncates = books is not None and books.truncate_before is not None
+    return (0 if batch is None else batch.messages) + item.append.closes + truncates
+
+
+def _is_uncut(decided: tuple[Append, Appended]) -> bool:
+    """Whether an append was to cut its stream, and there was nothing to cut."""
+    append, outcome = decided
+    if outcome.books is None or append.conditions is None or append.conditions.books is None:
+        return False
+    return append.conditions.books.truncate_before is not None and outcome.books.first is None
 
 
 def _matters(tried: Try) -> bool:

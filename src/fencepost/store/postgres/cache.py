@@ -19,15 +19,18 @@ from typing import Any, NamedTuple
 
 from fencepost.protocol.appends import KeyRecord
 from fencepost.protocol.commits import Part
+from fencepost.protocol.leases import LeaseRef
 from fencepost.protocol.meshes import destination_path, inbox_path
 from fencepost.protocol.streams import Producer
 from fencepost.store import records
 from fencepost.store.group_contract import GroupRequest
 from fencepost.store.mesh_contract import SendRequest
+from fencepost.store.postgres.books import TurnBooksRows
 from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
 from fencepost.store.postgres.groups import TurnGroupRows
 from fencepost.store.postgres.requests import Needs
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.books import BooksRows
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace
@@ -51,6 +54,8 @@ _NOT_IN_A_LEDGER = frozenset(
         *("save_part", "save_chunk", "commit_part", "drop_part", "drop_chunks"),
         *("save_writer", "forget_writer"),
         *("save_writer_batch", "trim_writer_history", "drop_writer_history"),
+        # The books of a stream, which is listed: its row is fetched anew.
+        "save_books",
         # No ledger has any of these.
         *("stir", "take_lead", "leave_lead", "save_secret", "save_followed", "save_bucket"),
         *("insert_subscription", "save_wake", "delete_subscription"),
@@ -122,6 +127,7 @@ class BulkLoader(DiskLoader):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.turn_groups = TurnGroupRows(connection)
+        self._turn_books = TurnBooksRows(connection)
         self.absent: set[str] = set()
         """Paths that were looked for, and that no stream had."""
         self._keys: dict[KeyPlace, tuple[KeyRecord, bytes] | None] = {}
@@ -148,6 +154,8 @@ class BulkLoader(DiskLoader):
             await self._load_keys(connection, ledger, needs.keys)
         if needs.parts or needs.chunks:
             await self._load_parts(connection, needs, locking=locking)
+        if needs.books:
+            await self._turn_books.load(connection, ledger, needs.books)
 
     async def _load_producers(
         self, connection: WritingConnection, ledger: Ledger, named: Collection[tuple[str, str]]
@@ -231,10 +239,16 @@ class BulkLoader(DiskLoader):
     def groups(self) -> GroupRows:
         return self.turn_groups
 
+    @property
+    def books(self) -> BooksRows:
+        return self._turn_books
+
     def forget(self) -> None:
         """Forget what there may be any number of, and most of which is used once."""
         if self.turn_groups.loaded_groups:
             self.turn_groups.forget()
+        if self._turn_books.loaded:
+            self._turn_books.forget()
         self._keys.clear()
         self._sends.clear()
         self._parts.clear()
@@ -311,10 +325,14 @@ class Cache:
         return dropped
 
     async def load_groups(
-        self, connection: WritingConnection, requests: Sequence[GroupRequest], now_ms: int
+        self,
+        connection: WritingConnection,
+        requests: Sequence[GroupRequest],
+        leases: Collection[LeaseRef],
+        now_ms: int,
     ) -> None:
-        """Load the rows of groups that some requests name or may claim."""
-        await self._loader.turn_groups.load(connection, requests, now_ms)
+        """Load the rows of groups that some requests name or may claim, and those of leases."""
+        await self._loader.turn_groups.load(connection, requests, leases, now_ms)
 
     async def load_sends(
         self, connection: WritingConnection, requests: Sequence[SendRequest]

@@ -8,11 +8,11 @@ out of date, the rows that were loaded are of no use, and what is needed is aske
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fencepost.protocol.groups import Group
-from fencepost.protocol.leases import Slots, Target, share_slots
+from fencepost.protocol.leases import LeaseRef, Slots, Target, share_slots
 from fencepost.store.group_contract import (
     AckLeases,
     ClaimTargets,
@@ -65,11 +65,16 @@ class TurnGroupRows(GroupRows):
         self._due: dict[tuple[int, str], list[Row]] = {}
 
     async def load(
-        self, connection: WritingConnection, requests: Sequence[GroupRequest], now_ms: int
+        self,
+        connection: WritingConnection,
+        requests: Sequence[GroupRequest],
+        leases: Collection[LeaseRef],
+        now_ms: int,
     ) -> None:
-        """Have the rows at hand that some requests are about."""
-        names = sorted({request.group for request in requests})
-        places = sorted(set(self._places(requests)))
+        """Have the rows at hand that some requests are about, and those that appends rest on."""
+        names = sorted({*(r.group for r in requests), *(ref.group for ref in leases)})
+        named = {(ref.group_id, ref.target) for ref in leases}
+        places = sorted(named.union(self._places(requests)))
         wanted = self._wanted(requests)
         queries: list[tuple[str, Sequence[Any]]] = [("find_groups", (names,))]
         if places:

@@ -91,7 +91,7 @@ FROM streams WHERE state < 2 AND path = ANY ($1::text[])
 -- of no marks: they wait for it.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention
+       forks_count, retention, books_closed_at
 FROM streams WHERE state < 2 AND path = ANY (:paths::text[])
 FOR UPDATE
 

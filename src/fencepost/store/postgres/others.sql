@@ -13,7 +13,7 @@ ORDER BY position LIMIT $2
 -- Some of the streams that changed, as they are now.
 SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
        s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
-       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention
+       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention, s.books_closed_at
 FROM streams s
 WHERE s.state < 2 AND s.id = ANY (ARRAY(
     SELECT DISTINCT stream

@@ -10,13 +10,13 @@ UPDATE counters SET next_position = $1, next_stream = $2, last_ms = $3
 -- The incarnation that a path names now, soft-deleted ones included.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention
+       forks_count, retention, books_closed_at
 FROM streams WHERE path = $1 AND state < 2
 
 -- name: find_stream_by_id
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention
+       forks_count, retention, books_closed_at
 FROM streams WHERE id = $1 AND state < 2
 
 -- name: insert_stream
@@ -182,7 +182,7 @@ DELETE FROM writer_history WHERE name = $1
 -- Several streams at once, by their paths.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention
+       forks_count, retention, books_closed_at
 FROM streams WHERE state < 2 AND path = ANY (:paths::text[])
 
 -- name: forks_of

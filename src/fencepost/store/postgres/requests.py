@@ -11,10 +11,14 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from fencepost.protocol.appends import Append
+from fencepost.protocol.books import BooksRequest
 from fencepost.protocol.commits import Commit, Part
+from fencepost.protocol.leases import LeaseRef
+from fencepost.protocol.offsets import Offset
 from fencepost.store.contract import Upload
 from fencepost.store.group_contract import GroupRequest
 from fencepost.store.mesh_contract import SendRequest
+from fencepost.store.postgres.books import BooksNeed
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.locks import (
     mark_of_key,
@@ -44,6 +48,10 @@ class Needs(NamedTuple):
     """Each with all its chunks."""
     chunks: Collection[tuple[Part, int]] = ()
     """Single chunks, by their part and number."""
+    leases: Collection[LeaseRef] = ()
+    """Leases that appends and commits rest on."""
+    books: Collection[BooksNeed] = ()
+    """Streams whose books change, each with the place where it is to be cut."""
 
     # These are not loaded, but a large commit may hold them:
     writers: Collection[str] = ()
@@ -113,22 +121,44 @@ def needs_of_append(append: Append) -> Needs:
     path, producer, conditions = append.path, append.producer, append.conditions
     if producer is None and conditions is None:
         return Needs((path,))
-    return Needs(
-        (path,),
-        () if producer is None else ((path, producer.id),),
-        ()
-        if conditions is None or conditions.key is None
-        else ((path, append.principal, conditions.key),),
+    needs = Needs((path,), () if producer is None else ((path, producer.id),))
+    if conditions is None:
+        return needs
+    key, lease, books = conditions.key, conditions.lease, conditions.books
+    return needs._replace(
+        keys=() if key is None else ((path, append.principal, key),),
+        leases=() if lease is None else (lease,),
+        books=() if books is None else ((path, _cut_of(books)),),
     )
+
+
+def _cut_of(books: BooksRequest) -> Offset | None:
+    before = books.truncate_before
+    return None if books.state == "close" or not isinstance(before, Offset) else before
 
 
 def needs_of_commit(request: Commit) -> Needs:
     """What a commit names."""
-    return together(needs_of_append(item.append) for item in request.items)._replace(
+    needs = together(needs_of_append(item.append) for item in request.items)
+    return needs._replace(
         parts={part for item in request.items for part in item.parts},
+        leases={*needs.leases, *(ref for ref, _ in request.leases)},
         writers=() if request.writer is None else (request.writer.name,),
         commit_keys=() if request.key is None else ((request.principal, request.key),),
     )
+
+
+def needs_at_the_end(request: Commit) -> Needs:
+    """What is asked of groups when a large commit is about to happen."""
+    leases = {ref for ref, _ in request.leases}
+    books: set[BooksNeed] = set()
+    for item in request.items:
+        conditions = item.append.conditions
+        if conditions is not None and conditions.lease is not None:
+            leases.add(conditions.lease)
+        if conditions is not None and conditions.books is not None:
+            books.add((item.append.path, _cut_of(conditions.books)))
+    return Needs(leases=leases, books=books)
 
 
 def together(all_needs: Iterable[Needs]) -> Needs:

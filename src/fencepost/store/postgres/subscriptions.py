@@ -91,7 +91,7 @@ class _WakeStreams:
 
     def note(self, path: str, stream: Stream | None) -> None:
         """This is what a look has found at a path."""
-        self._takes[path] = stream is not None and not stream.closed
+        self._takes[path] = stream is not None and not stream.closed and not stream.books_closed
 
     def made(self, stream: Stream) -> None:
         """A stream was made: wakes may wait for it."""

@@ -243,8 +243,9 @@ class Turns:
         needs = batch[0].needs if len(batch) == 1 else together([one.needs for one in batch])
         self.counted.dropped += await self._cache.prepare(connection, counters, needs)
         groups = [r.about_group for r in batch if r.about_group is not None]
-        if groups:
-            await self._cache.load_groups(connection, groups, self._decider.tick())
+        if groups or needs.leases:
+            now_ms = self._decider.tick()
+            await self._cache.load_groups(connection, groups, needs.leases, now_ms)
         sends = [r.about_send for r in batch if r.about_send is not None]
         if sends:
             await self._cache.load_sends(connection, sends)

@@ -39,20 +39,21 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 -- What a path names now, and the time.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+       forks_count, retention, books_closed_at,
+       (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 FROM streams WHERE path = $1 AND state < 2
 
 -- name: find_streams_by_ids
 SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
        s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
-       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention
+       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention, s.books_closed_at
 FROM streams s WHERE s.id = ANY ($1::bigint[]) AND s.state < 2
 
 -- name: streams_of_turns
 -- Streams by their incarnations, deleted ones included.
 SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_s, s.expires_at_ms,
        s.deadline_ms, s.tail_messages, s.tail_bytes, s.first_messages, s.first_bytes, s.closed,
-       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention
+       s.closed_by, s.seq, s.fork, s.segments, s.forks_count, s.retention, s.books_closed_at
 FROM streams s WHERE s.id = ANY ($1::bigint[])
 
 -- name: find_producers

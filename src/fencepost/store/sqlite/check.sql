@@ -3,6 +3,9 @@
 -- name: tables
 SELECT name FROM sqlite_schema WHERE type = 'table'
 
+-- name: columns_of_streams
+SELECT name FROM pragma_table_info('streams')
+
 -- name: rows_in_runs
 -- Rows of a stream in some runs of positions, each its first and the one after its last.
 SELECT l.position

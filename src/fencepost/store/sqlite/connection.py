@@ -46,7 +46,17 @@ PAGE_BYTES = 4096
 
 QUERIES = load_store_queries(
     "fencepost.store.sqlite",
-    ("queries", "keys", "logs", "lists", "retention", "subscriptions", "groups", "meshes"),
+    (
+        "queries",
+        "keys",
+        "logs",
+        "lists",
+        "retention",
+        "subscriptions",
+        "groups",
+        "meshes",
+        "books",
+    ),
 )
 
 

@@ -7,13 +7,13 @@ UPDATE counters SET next_position = ?, next_stream = ?, last_ms = ?
 -- The incarnation that a path names now, soft-deleted ones included.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention
+       forks_count, retention, books_closed_at
 FROM streams WHERE path = ? AND state < 2
 
 -- name: find_stream_by_id
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention
+       forks_count, retention, books_closed_at
 FROM streams WHERE id = ? AND state < 2
 
 -- name: insert_stream
@@ -148,7 +148,7 @@ DELETE FROM writer_history WHERE name = ?1
 -- Several streams at once, by their paths.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
-       forks_count, retention
+       forks_count, retention, books_closed_at
 FROM streams WHERE state < 2 AND path IN (SELECT value FROM json_each(:paths))
 
 -- name: forks_of

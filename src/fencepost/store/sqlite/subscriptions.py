@@ -107,6 +107,8 @@ class SqliteSubscriptions:
         entry = self._store.ledger.find(path)
         if entry is None or entry.stream.soft_deleted or entry.stream.closed:
             return False
+        if entry.stream.books_closed:
+            return False
         held = self._store.decider.holds.held
         if held is not None and path in held.paths:
             return False  # the event belongs in this commit, not in a later one

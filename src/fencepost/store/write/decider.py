@@ -334,9 +334,14 @@ class Decider:
             if isinstance(prepared, CommitLeaseLost):
                 return prepared
             acks = prepared
+        if draft.books and isinstance(outcome, Committed):
+            pending = self.ledger.books.pending(draft.books, acks)
+            if pending is not None:
+                outcome = CommitRefused(*pending)
         if isinstance(outcome, Committed):
             self.carry_out(draft)
             self.groups.apply(acks)
+            self.ledger.books.retire(draft.books, self.group)
             self._keep_commit(request, draft, outcome, now_ms)
             self.claims.take_over(draft.standings)
         if writer is not None and isinstance(outcome, Committed | CommitDuplicate):

@@ -23,6 +23,7 @@ from fencepost.protocol.appends import (
     key_record,
 )
 from fencepost.protocol.batches import DIGEST_BYTES, Batch, StagedChunk
+from fencepost.protocol.books import BooksChange, BooksCheck, CutInvalid
 from fencepost.protocol.claims import Standings
 from fencepost.protocol.commits import (
     CommitItem,
@@ -40,7 +41,8 @@ from fencepost.protocol.commits import (
     PartTwice,
     PartUsed,
 )
-from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
+from fencepost.protocol.leases import NOWHERE, GroupGone, LeaseLost, LeaseRef
+from fencepost.protocol.offsets import Offset
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.write.claims import Claims
@@ -65,10 +67,14 @@ class Draft:
         standings: Standings | None = None,
         taken: Container[Part] = (),
         check_lease: Callable[[LeaseRef], LeaseLost | GroupGone | None] | None = None,
+        first_item: int = 0,
+        written: Container[str] = (),
     ) -> None:
         self._ledger = ledger
         self._taken = taken
         self._check_lease = check_lease
+        self._written = written
+        self._item = first_item - 1
         self._claims = claims
         self._entries = entries
         self._now_ms = now_ms
@@ -89,9 +95,12 @@ class Draft:
         self.made: dict[str, Stream] = {}
         """Streams that do not exist yet, as they are before their first append."""
         self.decided: list[tuple[Append, Appended]] = []
+        self.books: list[BooksCheck] = []
+        """What no group may have left to do, or the appends are not accepted."""
 
     def decide(self, item: CommitItem) -> ItemOutcome:
         """What one more append comes to."""
+        self._item += 1
         append = item.append
         used = None
         if item.parts:
@@ -108,8 +117,44 @@ class Draft:
         if isinstance(outcome, Appended):
             if used is not None:
                 return used
+            if outcome.books is not None and not self._note_books(stream, append, outcome.books):
+                return CutInvalid(stream.tail)
             self._carry(stream, append, outcome)
         return outcome
+
+    def _note_books(self, stream: Stream, append: Append, change: BooksChange) -> bool:
+        """Note what an append asks of groups; whether it cuts at a place of the stream."""
+        cut = change.first
+        if cut is not None and not self._is_place(stream, cut):
+            return False
+        if cut is None and not change.closes and not change.retires:
+            return True
+        last = NOWHERE
+        before = stream.tail if change.closes else cut
+        if before is not None:
+            last = self._last_position(stream, before)
+        self.books.append(BooksCheck(self._item, append.path, last, change.retires))
+        return True
+
+    def _last_position(self, stream: Stream, before: Offset) -> int:
+        """The position of the last message before a place, those of this commit included."""
+        if stream.path in self._written or any(
+            append.path == stream.path and append.batch is not None for append, _ in self.decided
+        ):
+            # These messages are nowhere yet, and no group has seen them.
+            return self._position - 1
+        if stream.path in self.made:
+            return NOWHERE
+        return self._ledger.books.last_position(stream.id, before)
+
+    def _is_place(self, stream: Stream, at: Offset) -> bool:
+        """Whether a message of the stream ends at an offset."""
+        if at == stream.tail:
+            return True
+        row = self._ledger.books.last_row(stream.id, at)
+        if row is not None and row.reaches(at):
+            return row.has_place(at)
+        return bool(stream.segments) and self._ledger.is_place(stream, at)
 
     def _known(self, append: Append) -> Duplicate | None:
         """An append whose parts are gone, if its producer made it before: nothing is compared."""
@@ -185,6 +230,11 @@ class Draft:
             self._keys[stream.id, append.principal, conditions.key] = record
         self._position += 0 if append.batch is None else append.batch.messages
         self._position += outcome.closed  # its marker
+        if outcome.books is not None:
+            if outcome.books.first is not None:
+                stream.first = outcome.books.first
+                self._position += 1  # the marker of the truncation
+            stream.books_closed_at = self._position if outcome.books.closed else None
         self.decided.append((append, outcome))
 
     def carry_out(self, group: LedgerGroup) -> None:
@@ -221,6 +271,8 @@ class Draft:
         used = None
         chunks: list[StagedChunk] = []
         hashed = hashlib.sha256(b"%d" % append.closes)
+        if append.conditions is not None and append.conditions.books is not None:
+            hashed.update(append.conditions.books.mark())
         media_type = append.media_type
         counts = item.chunks or (None,) * len(item.parts)
         for part, count in zip(item.parts, counts, strict=True):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.batches import Batch
+from fencepost.protocol.books import BooksChange
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import Parked, Target
 from fencepost.protocol.offsets import Offset
@@ -23,6 +24,7 @@ from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import Writer
 from fencepost.store import records
 from fencepost.store.contract import Published, StreamInfo
+from fencepost.store.read.chunks import is_place
 from fencepost.store.records import (
     CLOSED,
     DELETED,
@@ -32,6 +34,7 @@ from fencepost.store.records import (
     TRUNCATED,
 )
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.books import Books
 from fencepost.store.write.groups import Groups
 from fencepost.store.write.keys import KeyLedger, KeyPlace
 from fencepost.store.write.loader import Loader
@@ -202,6 +205,7 @@ class Ledger(KeyLedger):
         self.groups = Groups(loader.groups, self._pending)
         self.sends = Sends(loader, self._pending)
         self.meshes = Meshes(loader.connection, self._pending)
+        self.books = Books(loader.books, self.groups, self._pending)
         self.reset(counters)
 
     def reset(self, counters: Row | None = None) -> None:
@@ -465,8 +469,22 @@ class Ledger(KeyLedger):
             claim = request.producer
             stream.closed_by = None if claim is None else (claim.id, claim.epoch, claim.seq)
             self.mark(group, entry, CLOSED, sent)
+        if outcome.books is not None:
+            self._apply_books(group, entry, outcome.books)
         self.slide(entry, now_ms)
         self.touch(group, entry)
+
+    def _apply_books(self, group: LedgerGroup, entry: Entry, change: BooksChange) -> None:
+        stream = entry.stream
+        if change.first is not None:
+            self.truncate(group, entry, change.first)
+        if change.closed != stream.books_closed:
+            stream.books_closed_at = self.next_position if change.closed else None
+            group.statements.append(("save_books", (stream.books_closed_at, stream.id)))
+
+    def is_place(self, stream: Stream, at: Offset) -> bool:
+        """Whether a stream has such an offset, by its rows and those that it has inherited."""
+        return is_place(self._loader.connection, stream, None, at)
 
     def truncate(self, group: LedgerGroup, entry: Entry, first: Offset) -> None:
         """Let a stream begin at `first`; the rows before stay until the log needs them no more."""
@@ -588,4 +606,5 @@ def view_of(stream: Stream) -> StreamInfo:
         created_ms=stream.created_ms,
         retention=stream.retention,
         segments=stream.segments,
+        books_closed=stream.books_closed_at is not None,
     )

@@ -14,6 +14,7 @@ from fencepost.protocol.commits import Part
 from fencepost.protocol.streams import RECENT_BATCHES, Producer
 from fencepost.store import records
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.books import BooksRows
 from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace
 from fencepost.store.write.staging import ChunkRow, StagedPart
@@ -30,6 +31,11 @@ class Loader(Protocol):
     @property
     def groups(self) -> GroupRows:
         """Where the rows of groups are found."""
+        ...
+
+    @property
+    def books(self) -> BooksRows:
+        """Where is found what books need."""
         ...
 
     def stream(self, path: str) -> Row | None:
@@ -71,10 +77,15 @@ class DiskLoader:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._groups = GroupRows(connection)
+        self._books = BooksRows(connection)
 
     @property
     def groups(self) -> GroupRows:
         return self._groups
+
+    @property
+    def books(self) -> BooksRows:
+        return self._books
 
     def stream(self, path: str) -> Row | None:
         rows = self.connection.fetch("find_stream", (path,))

@@ -33,6 +33,7 @@ QUERIES = load_store_queries(
         "subscriptions",
         "groups",
         "meshes",
+        "books",
         "turns",
         "leading",
         "large",

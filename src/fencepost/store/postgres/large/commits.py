@@ -42,7 +42,14 @@ from fencepost.store.postgres.large.locks import (
     mark_of_path,
     marks_of_commit,
 )
-from fencepost.store.postgres.requests import NOTHING, Needs, Request, needs_of_append, together
+from fencepost.store.postgres.requests import (
+    NOTHING,
+    Needs,
+    Request,
+    needs_at_the_end,
+    needs_of_append,
+    together,
+)
 from fencepost.store.postgres.turns import TRIES_MAX, Turns, statements
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import Connection
@@ -318,7 +325,8 @@ class LargeCommit:
             (ids, [one for one in ids if one in self._created])
             for ids in _batches(self._streams, STREAMS_PER_TURN)
         ]
-        outcome = await self._turn(partial(self._conclude, decision), ending=session)
+        needs = needs_at_the_end(self._request)
+        outcome = await self._turn(partial(self._conclude, decision), needs, ending=session)
         if not isinstance(outcome, Decided):
             return outcome
         self._is_under_way = False

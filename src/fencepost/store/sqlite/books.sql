@@ -1,0 +1,37 @@
+-- Books of streams: closing and opening them, and what groups have left to do on a source.
+
+-- name: save_books
+UPDATE streams SET books_closed_at = ? WHERE id = ?
+
+-- name: last_append_before
+-- The last append of a stream that begins before a place.
+SELECT l.position, l.version, l.start_bytes, l.count, l.size, COALESCE(l.lengths, c.lengths)
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+WHERE l.stream = ?1 AND l.kind = 0 AND l.start_bytes < ?2
+ORDER BY l.start_bytes DESC LIMIT 1
+
+-- name: every_group
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+FROM groups WHERE state = 0 ORDER BY name
+
+-- name: leases_of_target
+-- The rows of all groups for a target.
+SELECT l.group_id, l.target, l.source, l.lane, l.priority, l.at_position, l.work_to, l.waits_from, l.token,
+       l.worker, l.lease_until_ms, l.retry, l.lost, l.blocked, l.error, l.failed, l.deferred_until_ms,
+       l.replaying, l.updated_ms
+FROM groups g CROSS JOIN leases l ON l.group_id = g.id AND l.target = ?1
+WHERE g.state = 0
+
+-- name: waiting_on_source
+-- Targets with another name that wait for events of a source, the oldest first.
+SELECT l.group_id, l.target, l.source, l.waits_from FROM leases l
+WHERE l.source = ?1 AND l.at_position < l.work_to AND l.target <> l.source
+  AND EXISTS (SELECT 1 FROM groups g WHERE g.id = l.group_id AND g.state = 0)
+ORDER BY l.waits_from LIMIT ?2
+
+-- name: waiting_on_patterns
+-- Between two texts, each source with the oldest wait of each group.
+SELECT l.group_id, '', l.source, min(l.waits_from) FROM leases l
+WHERE l.source >= ?1 AND l.source < ?2 AND l.at_position < l.work_to AND l.target <> l.source
+  AND EXISTS (SELECT 1 FROM groups g WHERE g.id = l.group_id AND g.state = 0)
+GROUP BY l.source, l.group_id
