@@ -14,7 +14,21 @@ import pytest
 
 import fencepost
 
-AT_ONCE = frozenset(("stream", "read", "follow", "producer", "log", "streams", "batches"))
+AT_ONCE = frozenset(
+    (
+        "stream",
+        "read",
+        "follow",
+        "producer",
+        "log",
+        "streams",
+        "batches",
+        "subscription",
+        "subscriptions",
+        "wake",
+        "forget",
+    )
+)
 """Methods that the async client does not have to await."""
 _END = object()
 

@@ -352,6 +352,24 @@ def test_a_subscription_is_its_owners_and_for_others_it_is_not_there(here: Place
     assert here("root").get("/v1/stream/__ds/subscriptions/s").status_code == 200
 
 
+def test_a_list_of_subscriptions_has_those_of_its_reader(here: Place) -> None:
+    for name in ("b", "a", "c"):
+        who = "bob" if name == "c" else "ann"
+        body = pull("orders/**" if who == "ann" else "bills/**", f"wakes/{who}")
+        assert subscribe(here, who, name, body).status_code == 201
+
+    def listed(who: str, query: str = "") -> tuple[list[str], str | None]:
+        found = here(who).get(f"/v1/subscriptions{query}").json()
+        return [one["id"] for one in found["subscriptions"]], found["next"]
+
+    assert listed("ann") == (["a", "b"], None)
+    assert listed("ann", "?limit=1") == (["a"], "a")
+    assert listed("ann", "?limit=1&after=a") == (["b"], None)
+    assert listed("bob") == (["c"], None)
+    assert listed("reader") == ([], None)
+    assert listed("root") == (["a", "b", "c"], None)
+
+
 def test_a_worker_speaks_by_the_token_of_its_wake_and_no_other(here: Place) -> None:
     subscribe(here, "ann", "s", pull("orders/**", "wakes/ann"))
     here("ann").append("orders/1", "work")

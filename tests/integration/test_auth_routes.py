@@ -62,6 +62,7 @@ TABLE: dict[tuple[str, str], Route] = {
     ("get", "/v1/keys"): Route(EVERYBODY),
     ("post", "/v1/tokens"): Route(only("read"), json={"stream": "s"}),
     ("get", "/v1/openapi.json"): Route(EVERYBODY),
+    ("get", "/v1/subscriptions"): Route(EVERYBODY),
     ("put", SUBSCRIPTION): Route(
         only("read"),
         json={

@@ -233,6 +233,13 @@ def test_a_walk_of_workers_is_as_documented(walk: Walk) -> None:
     hook = {"type": "webhook", "pattern": "none", "webhook": {"url": HOME}}
     walk("201", "PUT", root, id="hooked", body=hook)
     walk("200", "GET", root, id="hooked")
+    listed = walk("200", "GET", "/v1/subscriptions", limit="1").json()
+    assert ([one["id"] for one in listed["subscriptions"]], listed["next"]) == (
+        ["hooked"],
+        "hooked",
+    )
+    walk("200", "GET", "/v1/subscriptions", after="hooked")
+    walk("400 limit_invalid", "GET", "/v1/subscriptions", limit="none")
     inside = {"type": "webhook", "pattern": "none", "webhook": {"url": "http://10.0.0.1/"}}
     walk("400 webhook_url_rejected", "PUT", root, id="other", body=inside)
     claim = {"worker": "ann"}

@@ -25,6 +25,7 @@ PAGES = [
     "docs/guides/idempotency.md",
     "docs/guides/producer.md",
     "docs/guides/reading.md",
+    "docs/guides/subscriptions.md",
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -39,8 +39,14 @@ COMMANDS = {
 }
 """Commands in the order of the help, each with the module that has a function of its name."""
 
-GROUPS = {"groups": "groups", "events": "events", "token": "tokens", "pipeline": "pipeline"}
-"""Groups of commands, each with the module that has them as `app`."""
+GROUPS = {
+    "groups": "groups",
+    "subscriptions": "subscriptions",
+    "events": "events",
+    "token": "tokens",
+    "pipeline": "pipeline",
+}
+"""Commands that have commands below them, each with the module of its application."""
 
 
 def build(only: str | None = None) -> typer.Typer:

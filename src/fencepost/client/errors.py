@@ -363,6 +363,46 @@ class GroupExistsError(ConflictError):
     """A group of this name has other settings. Use it as it is, or delete it first."""
 
 
+class SubscriptionNotFoundError(NotFoundError):
+    """There is no such subscription, or it is another principal's. Create it first."""
+
+
+class SubscriptionExistsError(ConflictError):
+    """A subscription of this name has another configuration. Delete it first, or use another id."""
+
+
+class WakeFencedError(ConflictError):
+    """The wake is over, and `generation` is the current one. Stop: another worker has the work."""
+
+    @property
+    def generation(self) -> int | None:
+        return _nested(self.problem).get("generation")
+
+
+class AlreadyClaimedError(ConflictError):
+    """Another worker, `holder`, has the work of the subscription. Wait for the next wake."""
+
+    @property
+    def holder(self) -> str | None:
+        return _nested(self.problem).get("current_holder")
+
+    @property
+    def generation(self) -> int | None:
+        return _nested(self.problem).get("generation")
+
+
+class NoPendingWorkError(ConflictError):
+    """There is nothing to claim. Wait for the next wake."""
+
+
+class WebhookSignatureError(FencepostError):
+    """A webhook request was not signed by this server, or not recently. Answer it with 401."""
+
+
+class WebhookReplayedError(WebhookSignatureError):
+    """The very same webhook request came before. Answer it with 409 and do nothing."""
+
+
 class CorrelationMovedError(ConflictError):
     """Another worker correlated meanwhile, up to `watermark`. Go on from there."""
 
@@ -548,6 +588,11 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "group_not_found": GroupNotFoundError,
     "group_exists": GroupExistsError,
     "correlation_moved": CorrelationMovedError,
+    "subscription_not_found": SubscriptionNotFoundError,
+    "subscription_exists": SubscriptionExistsError,
+    "fenced": WakeFencedError,
+    "already_claimed": AlreadyClaimedError,
+    "no_pending_work": NoPendingWorkError,
     "lease_lost": LeaseLostError,
     "tail_moved": TailMovedError,
     "producer_moved": ProducerMovedError,
@@ -580,9 +625,12 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ResponseEr
         if isinstance(decoded, dict):
             problem = decoded
     code = problem.get("code")
+    nested = _nested(problem)
+    if not isinstance(code, str) and isinstance(nested.get("code"), str):
+        code = nested["code"].lower()
     if not isinstance(code, str):
         code = _code_of(status, headers)
-    detail = problem.get("detail")
+    detail = problem.get("detail", nested.get("message"))
     if not isinstance(detail, str):
         detail = body[:500].decode(errors="replace") or "the server gave no reason"
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
@@ -594,6 +642,12 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ResponseEr
     if kind is None:
         kind = UnavailableError if status >= 500 else BadRequestError
     return kind(status=status, code=code, detail=detail, headers=headers, problem=problem)
+
+
+def _nested(problem: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The error object that the plain protocol puts around a refusal of subscriptions."""
+    found = problem.get("error")
+    return found if isinstance(found, dict) else {}
 
 
 def integer_of(text: str | None) -> int | None:

@@ -182,6 +182,7 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
         Route(f"{mesh}/check", "principals", POST=meshes.check),
         Route(f"{mesh}/rebuild", "principals", POST=meshes.rebuild),
         Route(f"{mesh}/sweep", "principals", POST=meshes.sweep),
+        Route("/v1/subscriptions", "principals", GET_or_HEAD=run(Subscription.list)),
         Route(
             subscription,
             "principals",

@@ -20,6 +20,9 @@ TWINS = [
     (fencepost.LogReading, fencepost.AsyncLogReading),
     (fencepost.IdempotentProducer, fencepost.AsyncIdempotentProducer),
     (fencepost.Delivery, fencepost.AsyncDelivery),
+    (fencepost.Subscription, fencepost.AsyncSubscription),
+    (fencepost.Wake, fencepost.AsyncWake),
+    (fencepost.WebhookVerifier, fencepost.AsyncWebhookVerifier),
 ]
 ASYNC_ONLY = {"AsyncDelivery": {"wake"}}
 """What the producer calls on its own batches."""

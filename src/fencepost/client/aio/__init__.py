@@ -4,6 +4,8 @@ from fencepost.client.aio.client import AsyncClient
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.aio.readings import AsyncListing, AsyncLogReading, AsyncReading
 from fencepost.client.aio.streams import AsyncStream
+from fencepost.client.aio.subscriptions import AsyncSubscription, AsyncWake
+from fencepost.client.aio.webhooks import AsyncWebhookVerifier
 
 __all__ = [
     "AsyncClient",
@@ -12,4 +14,7 @@ __all__ = [
     "AsyncLogReading",
     "AsyncReading",
     "AsyncStream",
+    "AsyncSubscription",
+    "AsyncWake",
+    "AsyncWebhookVerifier",
 ]

@@ -11,11 +11,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from fencepost.client import operations, writers
+from fencepost.client import operations, subscriptions, writers
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.aio.readings import AsyncListing, AsyncLogReading
 from fencepost.client.aio.streams import AsyncStream
+from fencepost.client.aio.subscriptions import AsyncSubscription
 from fencepost.client.arrow_log import ArrowPage, arrow_page
 from fencepost.client.groups import GroupInfo
 from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
@@ -31,6 +32,7 @@ from fencepost.client.results import (
     WriterInfo,
 )
 from fencepost.client.settings import JSON, ClientSettings, Value
+from fencepost.client.subscriptions import SubscriptionInfo
 
 T = TypeVar("T")
 
@@ -102,6 +104,18 @@ class AsyncClient:
     def groups(self, *, match: str | None = None) -> AsyncListing[GroupInfo]:
         """The groups whose names match a pattern, in the order of names."""
         return self._pages("groups", GroupInfo, {"match": match})
+
+    def subscription(self, name: str) -> AsyncSubscription:
+        """A subscription by its id, without asking for it."""
+        return AsyncSubscription(self._driver, name)
+
+    def subscriptions(self) -> AsyncListing[SubscriptionInfo]:
+        """The subscriptions that you own, in the order of their ids; all, for an administrator."""
+        return self._pages("subscriptions", SubscriptionInfo, {})
+
+    async def webhook_keys(self) -> dict[str, Any]:
+        """The public keys that the server signs webhooks with, for `verify_webhook`."""
+        return await self._driver.run(subscriptions.webhook_keys(self._driver.settings))
 
     def producers(
         self, *, stream: str | None = None, match: str | None = None

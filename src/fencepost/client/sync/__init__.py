@@ -5,6 +5,8 @@ from fencepost.client.sync.client import Client
 from fencepost.client.sync.groups import Group
 from fencepost.client.sync.readings import Listing, LogReading, Reading
 from fencepost.client.sync.streams import Stream
+from fencepost.client.sync.subscriptions import Subscription, Wake
+from fencepost.client.sync.webhooks import WebhookVerifier
 
 __all__ = [
     "Client",
@@ -13,4 +15,7 @@ __all__ = [
     "LogReading",
     "Reading",
     "Stream",
+    "Subscription",
+    "Wake",
+    "WebhookVerifier",
 ]

@@ -12,7 +12,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from fencepost.client import operations, writers
+from fencepost.client import operations, subscriptions, writers
 from fencepost.client.arrow_log import ArrowPage, arrow_page
 from fencepost.client.groups import GroupInfo
 from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
@@ -28,10 +28,12 @@ from fencepost.client.results import (
     WriterInfo,
 )
 from fencepost.client.settings import JSON, ClientSettings, Value
+from fencepost.client.subscriptions import SubscriptionInfo
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.client.sync.readings import Listing, LogReading
 from fencepost.client.sync.streams import Stream
+from fencepost.client.sync.subscriptions import Subscription
 
 T = TypeVar("T")
 
@@ -99,6 +101,18 @@ class Client:
     def groups(self, *, match: str | None = None) -> Listing[GroupInfo]:
         """The groups whose names match a pattern, in the order of names."""
         return self._pages("groups", GroupInfo, {"match": match})
+
+    def subscription(self, name: str) -> Subscription:
+        """A subscription by its id, without asking for it."""
+        return Subscription(self._driver, name)
+
+    def subscriptions(self) -> Listing[SubscriptionInfo]:
+        """The subscriptions that you own, in the order of their ids; all, for an administrator."""
+        return self._pages("subscriptions", SubscriptionInfo, {})
+
+    def webhook_keys(self) -> dict[str, Any]:
+        """The public keys that the server signs webhooks with, for `verify_webhook`."""
+        return self._driver.run(subscriptions.webhook_keys(self._driver.settings))
 
     def producers(
         self, *, stream: str | None = None, match: str | None = None

@@ -20,8 +20,8 @@ from fencepost.client.errors import (
     RateLimitedError,
     UnavailableError,
 )
+from fencepost.client.heartbeats import AsyncHeartbeats
 from fencepost.client.wires import async_call, async_wait
-from fencepost.coordination.heartbeats import AsyncHeartbeats
 from fencepost.coordination.rules.checks import async_check_handler, check_stream, check_timeout
 from fencepost.coordination.rules.claims import (
     CLAIM_SECONDS,

@@ -19,10 +19,10 @@ from fencepost.client.errors import (
     RateLimitedError,
     UnavailableError,
 )
+from fencepost.client.heartbeats import Heartbeats
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.streams import Stream
 from fencepost.client.wires import call, wait
-from fencepost.coordination.heartbeats import Heartbeats
 from fencepost.coordination.rules.checks import check_handler, check_stream, check_timeout
 from fencepost.coordination.rules.claims import (
     CLAIM_SECONDS,

@@ -29,6 +29,8 @@ from fencepost.protocol.subscriptions import (
     NothingPending,
     Subscription,
 )
+from fencepost.server.handlers.lists import name_after
+from fencepost.server.handlers.querying import Parameters, list_limit
 from fencepost.server.handlers.rendering import BROWSER, failed
 from fencepost.server.subscriptions.bodies import (
     GENERATION_MAX,
@@ -80,15 +82,16 @@ class SubscriptionHandlers:
         self._guard = guard
         self._tokens = tokens
         self._settings = settings
+        self._limits = limits
         self._bodies = Bodies(settings, limits)
 
-    async def run(
-        self, handler: SubscriptionHandler, request: Request, raw: bytes, *rest: bytes
-    ) -> Answer:
-        """Call one of the methods below, for the subscription whose id is `raw` in the URL."""
+    async def run(self, handler: SubscriptionHandler, request: Request, *parts: bytes) -> Answer:
+        """Call one of the methods below, with the parts of the URL: first a subscription's id."""
         try:
-            name = self._bodies.name("a subscription's id", _text(raw))
-            return await handler(self, request, name, *map(_text, rest))
+            if not parts:
+                return await handler(self, request)
+            name = self._bodies.name("a subscription's id", _text(parts[0]))
+            return await handler(self, request, name, *map(_text, parts[1:]))
         except SubscriptionRefusedError as refusal:
             return await self._durably(refusal.response)
 
@@ -130,6 +133,23 @@ class SubscriptionHandlers:
             raise SubscriptionRefusedError(400, "WEBHOOK_URL_REJECTED", str(unsafe)) from None
         except (OSError, UnicodeError, TimeoutError):
             return
+
+    async def list(self, request: Request) -> Answer:
+        """The subscriptions of the sender, in the order of their ids, without their streams."""
+        parameters = Parameters(request, once=("after", "limit"), repeatable=())
+        after, limit = name_after(parameters), list_limit(parameters, self._limits)
+        names = (
+            subscription.name
+            for subscription in self._engine.registry
+            if subscription.name > after and _owns(request.principal, subscription)
+        )
+        found = heapq.nsmallest(limit + 1, names)
+        shown = [
+            show_subscription(self._existing(name), self._engine.signing, after="", streams_max=0)
+            for name in found[:limit]
+        ]
+        following = found[limit - 1] if len(found) > limit else None
+        return await self._durably(_json(200, {"subscriptions": shown, "next": following}))
 
     async def get(self, request: Request, name: str) -> Answer:
         after = dict(parse_qsl(request.query.decode("latin-1"))).get("after", "")

@@ -1,4 +1,4 @@
-"""Heartbeats in the background of a block that works on a claimed task.
+"""Heartbeats in the background of a block that works on a claimed task or a wake.
 
 Async and sync are written side by side by hand, because tasks and threads share nothing. A beat
 raises once the claim is lost. The async block is then cancelled, as by `asyncio.timeout`. Python
