@@ -70,7 +70,7 @@ SELECT COALESCE((SELECT min(first) FROM large_commits WHERE state < 2), next_pos
 FROM counters
 
 -- name: row_over
--- Where the row starts that a position may lie in.
+-- Find where the row starts that a position may lie in.
 SELECT position FROM log WHERE position <= :position ORDER BY position DESC LIMIT 1
 
 -- name: one_row

@@ -21,7 +21,7 @@ SELECT stream, max(last) FROM purges GROUP BY stream
 SELECT id, stream, first, last, runs FROM purges ORDER BY id
 
 -- name: truncations
--- What waits to be purged, with its marker and its stream.
+-- List what waits to be purged, with its marker and its stream.
 SELECT t.position, t.stream, l.kind, l.stream
 FROM truncations t LEFT JOIN log l ON l.position = t.position
 
@@ -62,7 +62,7 @@ SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
 SELECT name, query, epoch, batch, digest, opened_ms, updated_ms FROM writers ORDER BY name
 
 -- name: writer_history
--- What writers published, with what each of them says of its newest batch.
+-- List what writers published, with what each of them says of its newest batch.
 SELECT h.name, h.batch, h.range_after, h.range_until, h.digest, h.published_ms, w.name, w.batch,
        w.digest
 FROM writer_history h LEFT JOIN writers w ON w.name = h.name ORDER BY h.name, h.batch

@@ -59,7 +59,7 @@ LEFT JOIN LATERAL (
 WHERE k.stream <> 0
 
 -- name: chunks
--- Those that have data: of what was purged only the digest is left.
+-- Read the rows that have data: a purge leaves only the digest of a row.
 SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks
 WHERE octet_length(data) > 0 ORDER BY id
 

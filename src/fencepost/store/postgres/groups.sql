@@ -151,12 +151,12 @@ DELETE FROM parked p USING unnest($1::bigint[], $2::text[], $3::bigint[]) AS n (
 WHERE p.group_id = n.group_id AND p.target = n.target AND p.position = n.position
 
 -- name: find_groups
--- Those of these groups that there are, by name.
+-- Find those of the named groups that exist.
 SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
 FROM groups WHERE name = ANY ($1::text[]) AND state = 0
 
 -- name: find_leases
--- Those of these pairs of group and target that there are.
+-- Find those of the given pairs of group and target that exist.
 SELECT l.group_id, l.target, l.source, l.lane, l.priority, l.at_position, l.work_to, l.waits_from, l.token, l.worker, l.lease_until_ms,
        l.retry, l.lost, l.blocked, l.error, l.failed, l.deferred_until_ms, l.replaying, l.updated_ms
 FROM unnest($1::bigint[], $2::text[]) AS n (group_id, target)

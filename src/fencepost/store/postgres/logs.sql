@@ -22,7 +22,7 @@
  ORDER BY position) AS log
 
 -- name: sizes
--- What decides how many rows fit, and which columns are worth fetching.
+-- Read the figures that decide how many rows fit, and which columns are worth fetching.
 SELECT count(*), min(position), max(position), max(kind), max(count), count(producer),
        COALESCE(array_to_json(array_agg(size))::text, '[]')
 FROM /*rows*/

@@ -5,7 +5,7 @@ SELECT fingerprint, kind, ref, stream, messages, bytes, first_seen_ms, expires_m
 FROM sends WHERE mesh = $1 AND sender = $2 AND client_id = $3
 
 -- name: find_sends
--- Those of these sends that have a row.
+-- Find those of the given sends that have a row.
 SELECT s.mesh, s.sender, s.client_id, s.fingerprint, s.kind, s.ref, s.stream, s.messages, s.bytes,
        s.first_seen_ms, s.expires_ms
 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS asked (mesh, sender, client_id)

@@ -136,7 +136,7 @@ WHERE (txn, part) > ($1, $2) AND (txn, part) <= ($3, $4)
   )
 
 -- name: forget_parts
--- Those parts themselves: nothing is left of their chunks.
+-- Delete those parts themselves: nothing is left of their chunks.
 DELETE FROM parts
 WHERE (txn, part) > ($1, $2) AND (txn, part) <= ($3, $4) AND committed IS NOT NULL AND staged_ms <= $5
   AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.txn = parts.txn AND c.part = parts.part)
@@ -267,7 +267,7 @@ WITH RECURSIVE chain (depth, previous, version, start_bytes, digest) AS (
 SELECT version, start_bytes, digest FROM chain ORDER BY depth DESC
 
 -- name: find_remembered
--- What was kept of a producer's recent batches when their rows were purged.
+-- Read what a purge kept of a producer's recent batches when it removed their rows.
 SELECT epoch, seq, batches FROM remembered WHERE stream = $1 AND producer = $2
 
 -- name: insert_truncation
@@ -312,7 +312,7 @@ FROM (
 ) AS piece
 
 -- name: last_start_below
--- Where the last row that starts below a place starts, and where it ends.
+-- Find where the last row that starts below a place starts, and where it ends.
 SELECT start_bytes, start_bytes + size FROM log
 WHERE stream = $1 AND kind = 0 AND start_bytes >= $2 AND start_bytes < $3
 ORDER BY start_bytes DESC LIMIT 1

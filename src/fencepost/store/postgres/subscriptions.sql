@@ -25,7 +25,7 @@ DELETE FROM subscriptions WHERE id = $1
 DELETE FROM links WHERE subscription = $1
 
 -- name: save_link
--- Of a link that is there several times the last one counts.
+-- When a link is given several times, the last one counts.
 INSERT INTO links (subscription, path, explicit, glob, stream, acked_messages, acked_bytes)
 SELECT DISTINCT ON (subscription, path COLLATE "C")
        subscription, path, explicit, glob, stream, acked_messages, acked_bytes

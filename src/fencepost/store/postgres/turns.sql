@@ -36,7 +36,7 @@ SELECT turn, next_position - 1 FROM counters
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 
 -- name: look_stream
--- What a path names now, and the time.
+-- Find the stream that a path names now, and the time.
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
        forks_count, retention, books_closed_at,
@@ -57,7 +57,7 @@ SELECT s.id, s.path, s.state, s.content_type, s.created_ms, s.updated_ms, s.ttl_
 FROM streams s WHERE s.id = ANY ($1::bigint[])
 
 -- name: find_producers
--- Those of these pairs of stream and id that there are, with their recent batches.
+-- Find those of the given producers (stream and id) that exist, with their recent batches.
 SELECT p.stream, p.id, p.epoch, p.seq, p.first, p.position, p.updated_ms, p.principal, p.claim,
        p.recent
 FROM unnest($1::bigint[], $2::text[]) AS n (stream, id)
@@ -73,7 +73,7 @@ JOIN keys k ON k.stream = n.stream AND k.principal = n.principal AND k.key = n.k
 SELECT pg_notify($1, $2)
 
 -- name: find_chunks
--- Those of these chunks, named by their part and number, that were uploaded before.
+-- Find those of the given chunks (part and number) that were uploaded before.
 SELECT c.txn, c.part, c.ordinal, c.digest
 FROM unnest($1::text[], $2::text[], $3::bigint[]) AS n (txn, part, ordinal)
 JOIN chunks c ON c.txn = n.txn AND c.part = n.part AND c.ordinal = n.ordinal

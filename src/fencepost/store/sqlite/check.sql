@@ -64,7 +64,7 @@ WHERE k.id IS NULL OR p.id > (SELECT indexed_to FROM key_index)
    OR (k.stream, k.principal, k.key) <> (p.stream, p.principal, p.key)
 
 -- name: chunks
--- Those that have data: of what was purged only the digest is left.
+-- Read the rows that have data: a purge leaves only the digest of a row.
 SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks
 WHERE length(data) > 0 ORDER BY id
 

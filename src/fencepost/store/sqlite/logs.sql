@@ -17,7 +17,7 @@ log NOT INDEXED WHERE position BETWEEN :low AND :high
 log NOT INDEXED WHERE position IN (SELECT value FROM json_each(:positions))
 
 -- name: sizes
--- What decides how many rows fit, and which columns are worth fetching.
+-- Read the figures that decide how many rows fit, and which columns are worth fetching.
 SELECT count(*), min(position), max(position), max(kind), max(count), count(producer),
        json_group_array(size)
 FROM /*rows*/

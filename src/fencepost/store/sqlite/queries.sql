@@ -102,7 +102,7 @@ WHERE (txn, part) > (?, ?) AND (txn, part) <= (?, ?)
   )
 
 -- name: forget_parts
--- Those parts themselves: nothing is left of their chunks.
+-- Delete those parts themselves: nothing is left of their chunks.
 DELETE FROM parts
 WHERE (txn, part) > (?, ?) AND (txn, part) <= (?, ?) AND committed IS NOT NULL AND staged_ms <= ?
   AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.txn = parts.txn AND c.part = parts.part)
@@ -232,7 +232,7 @@ WITH RECURSIVE chain (depth, previous, version, start_bytes, digest) AS (
 SELECT version, start_bytes, digest FROM chain ORDER BY depth DESC
 
 -- name: find_remembered
--- What was kept of a producer's recent batches when their rows were purged.
+-- Read what a purge kept of a producer's recent batches when it removed their rows.
 SELECT epoch, seq, batches FROM remembered WHERE stream = ? AND producer = ?
 
 -- name: insert_truncation
@@ -272,7 +272,7 @@ FROM (
 )
 
 -- name: last_start_below
--- Where the last row that starts below a place starts, and where it ends.
+-- Find where the last row that starts below a place starts, and where it ends.
 SELECT start_bytes, start_bytes + size FROM log
 WHERE stream = ? AND kind = 0 AND start_bytes >= ? AND start_bytes < ?
 ORDER BY start_bytes DESC LIMIT 1
