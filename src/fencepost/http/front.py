@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
 from fencepost.clock import Clock
+from fencepost.http.bodies import Bodies, KnowsSender
 from fencepost.http.messages import Answer, App, StreamingResponse
 from fencepost.http.settings import HttpSettings
 from fencepost.http.wire import METHODS, date_line
@@ -89,6 +90,7 @@ class Front:
         "_emptied",
         "_tasks",
         "app",
+        "bodies",
         "connections",
         "counters",
         "date_line",
@@ -107,9 +109,11 @@ class Front:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         takes_websocket: TakesWebSocket | None = None,
+        knows_sender: KnowsSender | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
+        self.bodies = Bodies(settings, knows_sender)
         self.takes_websocket = takes_websocket
         self.loop = loop
         self.counters = HttpCounters()

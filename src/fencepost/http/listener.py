@@ -11,6 +11,7 @@ import socket
 from typing import Any
 
 from fencepost.clock import Clock, SystemClock
+from fencepost.http.bodies import KnowsSender
 from fencepost.http.connection import Connection
 from fencepost.http.front import Front, HttpCounters, TakesWebSocket
 from fencepost.http.messages import App
@@ -26,15 +27,17 @@ async def serve(
     clock: Clock | None = None,
     shared: bool = False,
     takes_websocket: TakesWebSocket | None = None,
+    knows_sender: KnowsSender | None = None,
 ) -> Listening:
     """Open the address and serve `app` on it until the returned `Listening` is drained.
 
     A `shared` port is one that other processes listen on too: the kernel deals connections out.
-    `takes_websocket` says which paths may become WebSockets; without it none does.
+    `takes_websocket` says which paths may become WebSockets; without it none does. `knows_sender`
+    says which principal sends a large body; without it all clients may.
     """
     settings = settings or HttpSettings()
     loop = asyncio.get_running_loop()
-    front = Front(app, settings, clock or SystemClock(), loop, takes_websocket)
+    front = Front(app, settings, clock or SystemClock(), loop, takes_websocket, knows_sender)
     listener = await _bind(loop, host, port, shared=shared)
     server = await loop.create_server(
         lambda: Connection(front), sock=listener, backlog=settings.backlog_connections

@@ -34,6 +34,7 @@ class Request:
         "method",
         "path",
         "peer",
+        "place",
         "principal",
         "query",
         "repeated",
@@ -41,6 +42,9 @@ class Request:
         "scheme",
         "upgrade",
     )
+
+    place: object
+    """The room that a large body takes in the front end (`bodies.py`), while this request lasts."""
 
     def __init__(
         self,

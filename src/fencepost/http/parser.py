@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import httptools
 
+from fencepost.http.bodies import Place
 from fencepost.http.front import Front
 from fencepost.http.messages import Request
 from fencepost.http.upgrade import Upgrade, UpgradeRefused, read_upgrade
@@ -52,6 +53,7 @@ class RequestReader:
     """The reading half of one connection."""
 
     __slots__ = (
+        "_begun_seconds",
         "_body",
         "_body_bytes",
         "_body_bytes_before",
@@ -74,6 +76,7 @@ class RequestReader:
         "_peer",
         "_phase",
         "_piece",
+        "_place",
         "_query",
         "_repeated",
         "_repeats",
@@ -93,7 +96,7 @@ class RequestReader:
         self._peer = peer
         self._take = take
         self._phase = _BETWEEN
-        self._since_seconds = front.now_seconds
+        self._since_seconds = self._begun_seconds = front.now_seconds
         self._fed_bytes = 0
         self._carried_bytes = 0
         self._head_split = False
@@ -119,6 +122,7 @@ class RequestReader:
         self._body_bytes = 0
         self._body_bytes_before = 0
         self.body_bytes_left = 0
+        self._place: Place | None = None  # of a large body
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
 
     @property
@@ -191,7 +195,7 @@ class RequestReader:
         if self._front.draining:
             raise Stopped
         self._phase = _HEAD
-        self._since_seconds = self._front.now_seconds
+        self._since_seconds = self._begun_seconds = self._front.now_seconds
         if self._headed:
             self._headed = False
             if self._chunked:
@@ -305,6 +309,8 @@ class RequestReader:
             self.body_bytes_left = int(headers[b"content-length"])
             if self.body_bytes_left > self._settings.body_bytes_max:
                 raise self._body_too_large()
+            if self.body_bytes_left > self._settings.open_body_bytes_max:
+                self._take_place(self.body_bytes_left)
         if b"expect" in headers:
             if headers[b"expect"].lower() != b"100-continue":
                 raise Refusal(417, "expectation_failed", "the only expectation is 100-continue")
@@ -312,12 +318,20 @@ class RequestReader:
                 self._chunked or self.body_bytes_left > 0
             )
 
+    def _take_place(self, size: int) -> None:
+        """Count a large body, or refuse it."""
+        self._place = self._front.bodies.place(self._headers, self._repeated, size)
+
     def on_body(self, part: bytes) -> None:
         size = len(part)
         self._body_bytes += size
         if self._chunked:
             if self._body_bytes > self._settings.body_bytes_max:
                 raise self._body_too_large()
+            if self._place is not None:
+                self._place.grow(size)
+            elif self._body_bytes > self._settings.open_body_bytes_max:
+                self._take_place(self._body_bytes)
         else:
             self.body_bytes_left -= size
         if self._body_bytes == size:
@@ -346,6 +360,9 @@ class RequestReader:
             repeated=self._repeated,
             peer=self._peer,
         )
+        if self._place is not None:
+            request.place = self._place
+            self._place = None
         if self._upgrade is not None:
             request.upgrade = self._upgrade
             self._keep_alive = False  # whatever the answer: no request of HTTP follows
@@ -370,10 +387,14 @@ class RequestReader:
         if self._phase == _HEAD and waited_seconds > settings.header_timeout_seconds:
             return Refusal(408, "request_timeout", "the headers took too long")
         if self._phase == _BODY and not self.continue_owed:
-            received = self._body_bytes - self._body_bytes_before
-            earned_seconds = received / settings.body_bytes_per_second_min
-            if waited_seconds > settings.body_grace_seconds + earned_seconds:
-                return Refusal(408, "request_timeout", "the body came too slowly")
+            if now_seconds - self._begun_seconds > settings.body_seconds_max:
+                return Refusal(408, "request_timeout", "the body took too long")
+            if waited_seconds > settings.body_grace_seconds:
+                received = self._body_bytes - self._body_bytes_before
+                if received < settings.body_bytes_per_second_min * waited_seconds:
+                    return Refusal(408, "request_timeout", "the body came too slowly")
+                # It kept the pace so far; what came early does not let it rest later.
+                self.rest(now_seconds=now_seconds)
         return None
 
     def close(self) -> None:
@@ -382,6 +403,7 @@ class RequestReader:
         self._phase = _BETWEEN
         self._more = None
         self._body = self._piece = b""
+        self._place = None
         self.continue_owed = False
         self._parser = None
 

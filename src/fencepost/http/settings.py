@@ -29,6 +29,16 @@ class HttpSettings:
     body_bytes_max: int = 16 * 1024 * 1024
     """The largest request body; beyond it 413 `body_too_large`, before it is read whole."""
 
+    open_body_bytes_max: int = 64 * 1024
+    """The largest body of a client that sends no token of a principal; beyond it 401. Larger bodies
+    count towards `bodies_bytes_max`."""
+
+    bodies_bytes_max: int = 256 * 1024 * 1024
+    """Bytes of larger bodies in flight; beyond it 503 `too_many_bodies`."""
+
+    bodies_bytes_per_principal_max: int = 128 * 1024 * 1024
+    """The same of one principal."""
+
     connections_max: int = 10_000
     """Connections served at once; one more is answered 503 `too_many_connections` and closed."""
 
@@ -48,10 +58,14 @@ class HttpSettings:
     """From the first byte of a request to the end of its headers; beyond it 408."""
 
     body_grace_seconds: float = 20.0
-    """How long a body may take whatever its size; after that `body_bytes_per_second_min` counts."""
+    """The time in which a body must keep the pace of `body_bytes_per_second_min`, again and again:
+    bytes that came before do not count."""
 
     body_bytes_per_second_min: int = 1024
-    """The slowest sender that is waited for after the grace; a slower one gets 408."""
+    """The slowest sender that is waited for; a slower one gets 408."""
+
+    body_seconds_max: float = 600.0
+    """How long a body may take at any pace; beyond it 408."""
 
     idle_timeout_seconds: float = 75.0
     """A connection without a request is closed after this."""

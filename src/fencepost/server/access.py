@@ -65,6 +65,15 @@ class Gate:
         principal = self.auth.named(owner)
         return _nothing if principal is None else principal.may_read
 
+    def knows_sender(self, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> str | None:
+        """The principal that a request comes from, found by its headers before its body is read."""
+        try:
+            return self.auth.recognise(
+                Request("POST", b"/", b"", headers, b"", repeated=repeated)
+            ).name
+        except RefusedError:
+            return None
+
     def admit(self, request: Request, who: str) -> None:
         """Note which principal sends a request to a route that is for `who` (`routes.Who`).
 

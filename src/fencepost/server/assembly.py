@@ -12,6 +12,7 @@ import logging
 from dataclasses import replace
 
 from fencepost.clock import Clock, SystemClock
+from fencepost.http.bodies import KnowsSender
 from fencepost.server.access import SEAL_SECRET, Gate, Seal
 from fencepost.server.application import Application
 from fencepost.server.audit import Audit
@@ -59,6 +60,8 @@ class Assembly:
         self._audit = audit
         self.metrics = Metrics(opened)
         self.app: Application
+        self.knows_sender: KnowsSender | None = None
+        """Which principal sends a large body, asked before the body is read."""
         self._subscriptions: OwnSubscriptions | LedSubscriptions
         self._background: list[asyncio.Task[None]] = []
 
@@ -101,7 +104,8 @@ class Assembly:
         store = opened.store
         key = await opened.secret(TOKEN_SECRET, clock.token(KEY_BYTES))
         read_tokens = ReadTokens(key, clock)
-        gate = seal = None
+        seal = None
+        gate: Gate | None = None
         if self._audit is not None:
             gate = Gate(Auth(settings.auth, clock), read_tokens.read)
             await self._audit.open(store, opened.join)
@@ -141,6 +145,7 @@ class Assembly:
             origins = Origins(
                 settings.allowed_origins, settings.allowed_hosts, on_loopback=on_loopback
             )
+        self.knows_sender = None if gate is None else gate.knows_sender
         self.app = Application(handlers, settings, gate=gate, origins=origins)
         self.metrics.watch(tails, handlers.logs.waiters)
         self._background += [asyncio.create_task(work()) for work in opened.background]

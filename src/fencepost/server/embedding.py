@@ -108,7 +108,13 @@ async def _reached(assembly: Assembly) -> AsyncIterator[None]:
         return
     settings = assembly.settings
     host = settings.node_host or "127.0.0.1"
-    listening = await serve(assembly.app, settings.http, host=host, clock=assembly.clock)
+    listening = await serve(
+        assembly.app,
+        settings.http,
+        host=host,
+        clock=assembly.clock,
+        knows_sender=assembly.knows_sender,
+    )
     try:
         await assembly.reached_at(url_of(host, listening.port))
         yield

@@ -49,7 +49,17 @@ async def run(
     app, http, clock = assembly.app, settings.http, assembly.clock
     try:
         shared = worker is not None
-        listening = [await serve(app, http, host=host, port=port, clock=clock, shared=shared)]
+        listening = [
+            await serve(
+                app,
+                http,
+                host=host,
+                port=port,
+                clock=clock,
+                shared=shared,
+                knows_sender=assembly.knows_sender,
+            )
+        ]
         assembly.metrics.count(listening[0].counters)
         if worker is not None:
             assembly.metrics.worker = worker.number
@@ -71,7 +81,14 @@ async def _serve_alone(assembly: Assembly, host: str, worker: Worker) -> Listeni
     """Listen where only this worker is asked."""
     http, clock = assembly.settings.http, assembly.clock
     try:
-        return await serve(assembly.app, http, host=host, port=worker.port, clock=clock)
+        return await serve(
+            assembly.app,
+            http,
+            host=host,
+            port=worker.port,
+            clock=clock,
+            knows_sender=assembly.knows_sender,
+        )
     except OSError as error:
         what = f"worker {worker.number} needs the port {worker.port} of its own (worker_port)"
         raise OSError(error.errno, f"{what}: {error.strerror}") from error

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from fencepost.http.connection import Connection
+from fencepost.http.listener import Listening
 from fencepost.http.messages import Response
 from fencepost.http.settings import HttpSettings
 from tests.unit.http.rawhttp import QUICK, ScriptedApp, connected, get, post, serving, until
@@ -55,18 +57,51 @@ async def test_a_sender_that_trickles_is_told_so_too() -> None:
         check_problem(await reply, 408, "request_timeout")
 
 
-async def test_a_sender_that_keeps_the_pace_may_take_as_long_as_it_needs() -> None:
-    limits = HttpSettings(
-        sweep_seconds=0.01, body_grace_seconds=0.05, body_bytes_per_second_min=1000
-    )
-    async with serving(ScriptedApp(), limits) as listening, connected(listening) as client:
-        await client.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 20000\r\n\r\n")
-        reply = asyncio.ensure_future(client.reply())
-        for _ in range(20):
-            await client.send(b"x" * 1000)
-            await asyncio.wait({reply}, timeout=0.02)
+PACED = HttpSettings(
+    sweep_seconds=1000, body_grace_seconds=10, body_bytes_per_second_min=100, body_seconds_max=300
+)
+"""No sweep comes by itself: the test sweeps, at times that it chooses."""
 
-        assert (await reply).status == 200
+
+async def test_a_sender_that_keeps_the_pace_is_waited_for_up_to_a_bound() -> None:
+    async with serving(ScriptedApp(), PACED) as listening, connected(listening) as client:
+        connection = await only_connection(listening)
+        connection.data_received(LONG_POST)
+        now_seconds = listening._front.now_seconds
+        for _ in range(29):
+            now_seconds += 10.1
+            connection.data_received(b"x" * 1100)
+            connection.sweep(now_seconds)
+            assert not connection.closing
+        connection.data_received(b"x" * 1100)
+        connection.sweep(now_seconds + 10.1)
+
+        check_problem(await client.reply(), 408, "request_timeout")
+
+
+async def test_what_came_early_does_not_let_a_sender_rest_later() -> None:
+    """A client that holds a body open must go on sending it."""
+    async with serving(ScriptedApp(), PACED) as listening, connected(listening) as client:
+        connection = await only_connection(listening)
+        connection.data_received(LONG_POST + b"x" * 900_000)
+        now_seconds = listening._front.now_seconds
+        connection.sweep(now_seconds + 11)
+        assert not connection.closing
+        connection.sweep(now_seconds + 22)
+
+        check_problem(await client.reply(), 408, "request_timeout")
+
+
+LONG_POST = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
+
+
+async def only_connection(listening: Listening) -> Connection:
+    """The one connection of a front end, as the server sees it."""
+    connections = listening._front.connections
+    await until(lambda: connections)
+    (connection,) = connections
+    assert isinstance(connection, Connection)
+    return connection
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n", get("/echo")])
