@@ -24,6 +24,7 @@ PAGES = [
     "docs/guides/connecting.md",
     "docs/guides/idempotency.md",
     "docs/guides/producer.md",
+    "docs/guides/projections.md",
     "docs/guides/reading.md",
     "docs/guides/subscriptions.md",
 ]

@@ -1,4 +1,6 @@
-"""`fencepost events run MODULE:APP`: workers for the reactions of an app.
+"""`fencepost events run MODULE:APP`: workers for the reactions and projections of an app.
+
+`projections` and `rebuild` look at the projections and build them anew.
 
 One process runs the app's handlers with as many targets at once as `--streams` says. With
 `--processes` a parent keeps that many of them running: it starts one again that has died, and
@@ -9,6 +11,7 @@ their leases renewed until then, and gives nothing half done away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import signal
@@ -25,10 +28,12 @@ from fencepost.cli.profile import Profile, ProfileError, resolve
 from fencepost.cli.render import REFUSED, UNREACHABLE, USAGE, CommandError, fail
 
 if TYPE_CHECKING:
-    from fencepost.events import App
+    from collections.abc import Iterator
+
+    from fencepost.events import App, OpenApp
 
 app = typer.Typer(
-    help="Apps of fencepost.events: run their reactions.",
+    help="Apps of fencepost.events: run them, look after their projections.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -43,7 +48,7 @@ FAILED_STARTS_MAX = 5
 
 @app.callback()
 def _events() -> None:
-    """Apps of fencepost.events: run their reactions."""
+    """Apps of fencepost.events: run them, look after their projections."""
 
 
 @app.command("run")
@@ -56,6 +61,9 @@ def run(
     events: Annotated[int, typer.Option(help="Events of a target per lease.", min=1)] = 10,
     lane: Annotated[str | None, typer.Option(help="Serve this lane alone.")] = None,
     worker: Annotated[str | None, typer.Option(help="Name of the worker.")] = None,
+    projections: Annotated[
+        str | None, typer.Option(help="Database of the projections: a file or postgresql://.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Logs as JSON lines.")] = False,
     url: Url = None,
@@ -69,7 +77,7 @@ def run(
         if processes > 1:
             code = uvloop.run(_supervise(processes, worker or found.name))
         else:
-            uvloop.run(_work(found, profile, worker, streams, events, lane))
+            uvloop.run(_work(found, profile, worker, streams, events, lane, projections))
             code = 0
     except (CommandError, ProfileError) as error:
         fail(str(error), getattr(error, "code", USAGE))
@@ -81,6 +89,65 @@ def run(
         raise typer.Exit(130) from None
     if code:
         raise typer.Exit(code)
+
+
+Database = Annotated[
+    str, typer.Option("--projections", help="Database of the projections: a file or postgresql://.")
+]
+Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="As in shop:app.")]
+
+
+@app.command("projections")
+def show_projections(
+    target: Target, database: Database, url: Url = None, token: Token = None
+) -> None:
+    """Show every version of the projections of an app: how far it is, and which is live."""
+    with _opened(target, database, url, token) as opened:
+        head = opened.client.log_head()
+        for one in opened.projections.statuses():
+            live = "live" if one.live else ""
+            behind = max(0, head - one.position)
+            typer.echo(f"{one.name}\tv{one.version}\t{one.position}\t{behind} behind\t{live}")
+
+
+@app.command("rebuild")
+def rebuild(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The projection.")],
+    database: Database,
+    after: Annotated[
+        int | None,
+        typer.Option(help="Go back to this position first; -1 makes the tables anew.", min=-1),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Build a projection up to the head of the log, beside the live version, then switch to it."""
+
+    def shown(at: int, head: int) -> None:
+        typer.echo(f"{at} of {head}", err=True)
+
+    with _opened(target, database, url, token) as opened:
+        reached = opened.projections.rebuild(name, after=after, on_progress=shown)
+        typer.echo(f"{name} is built up to {reached} and live")
+
+
+@contextlib.contextmanager
+def _opened(target: str, database: str, url: str | None, token: str | None) -> Iterator[OpenApp]:
+    try:
+        found = find_app(target)
+        profile = resolve(url, token, os.environ)
+        with (
+            fencepost.connect(profile.url, token=profile.token) as client,
+            found.open(client, projections=database) as opened,
+        ):
+            yield opened
+    except (CommandError, ProfileError) as error:
+        fail(str(error), getattr(error, "code", USAGE))
+    except (fencepost.ConnectionFailedError, fencepost.OutcomeUnknownError) as error:
+        fail(f"no server answers: {error}", UNREACHABLE)
+    except fencepost.FencepostError as error:
+        fail(str(error), REFUSED)
 
 
 def find_app(target: str) -> App:
@@ -109,13 +176,19 @@ def find_app(target: str) -> App:
 
 
 async def _work(
-    found: App, profile: Profile, worker: str | None, streams: int, events: int, lane: str | None
+    found: App,
+    profile: Profile,
+    worker: str | None,
+    streams: int,
+    events: int,
+    lane: str | None,
+    projections: str | None,
 ) -> None:
     stop = asyncio.Event()
     stop_on_signals(stop)
     async with (
         fencepost.connect_async(profile.url, token=profile.token) as client,
-        found.open(client) as opened,
+        found.open(client, projections=projections) as opened,
     ):
         name = worker or f"{found.name}-{os.getpid()}"
         typer.echo(f"worker {name} runs the reactions of {found.name} at {profile.url}", err=True)

@@ -22,6 +22,8 @@ from fencepost.events.errors import (
     UnknownEventError,
 )
 from fencepost.events.loading import Loaded
+from fencepost.events.projections.declared import ProjectionLostError
+from fencepost.events.projections.stores import Transaction
 from fencepost.events.registry import Breadcrumb
 from fencepost.events.retry import Retry
 from fencepost.events.sync.apps import Acting, OpenApp
@@ -63,11 +65,13 @@ __all__ = [
     "NO_STREAM",
     "NonRetryableError",
     "OpenApp",
+    "ProjectionLostError",
     "Recorded",
     "Retry",
     "STREAM_EXISTS",
     "SettleTimeoutError",
     "Settled",
+    "Transaction",
     "UnknownEventError",
     "action",
     "applies",

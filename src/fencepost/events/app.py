@@ -21,18 +21,24 @@ class App(Declarations):
     """An application: entities, reactions and hooks. Its group on the server has its name."""
 
     @overload
-    def open(self, client: Client) -> OpenApp: ...
+    def open(self, client: Client, *, projections: str | None = None) -> OpenApp: ...
 
     @overload
-    def open(self, client: AsyncClient) -> AsyncOpenApp: ...
+    def open(self, client: AsyncClient, *, projections: str | None = None) -> AsyncOpenApp: ...
 
-    def open(self, client: Client | AsyncClient) -> OpenApp | AsyncOpenApp:
-        """The app on a server: use it as a context manager."""
+    def open(
+        self, client: Client | AsyncClient, *, projections: str | None = None
+    ) -> OpenApp | AsyncOpenApp:
+        """The app on a server: use it as a context manager.
+
+        `projections` is the database of the projections: a SQLite file, `:memory:`, or
+        `postgresql://...`. Without it they do not run.
+        """
         if isinstance(client, AsyncClient):
-            return AsyncOpenApp(self, client)
+            return AsyncOpenApp(self, client, projections)
         for reaction in self.registry.reactions:
             if inspect.iscoroutinefunction(reaction.handler):
                 raise DefinitionError(
                     f"the reaction {reaction.name} is async: open the app with an async client"
                 )
-        return OpenApp(self, client)
+        return OpenApp(self, client, projections)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from fencepost.client.errors import require
 from fencepost.events.errors import DefinitionError
+from fencepost.events.projections.declared import Handler, Projection, declare, events_of
 from fencepost.events.registry import HOOKS, Breadcrumb, Hook, Reaction, Registry
 from fencepost.events.retry import Retry
 from fencepost.events.types import Entity, Event, Recorded
@@ -21,6 +22,7 @@ from fencepost.events.types import Entity, Event, Recorded
 E = TypeVar("E", bound=Event)
 ContextT = TypeVar("ContextT")
 ResultT = TypeVar("ResultT")
+Projected = TypeVar("Projected", bound=Callable[..., None])
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class Declarations:
         self.name = name
         self.settings = settings or AppSettings()
         self.registry = Registry(entities, events, sources)
+        self.projections: dict[str, Projection] = {}
         self._hooks: dict[str, list[Hook]] = {kind: [] for kind in HOOKS}
 
     def __repr__(self) -> str:
@@ -96,6 +99,44 @@ class Declarations:
             priority: Targets with a greater number are claimed first.
         """
         return Reacts(self, (event, *more), to, retry or Retry(), name, lane, priority)
+
+    def projection(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        schema: str | Sequence[str] = (),
+        events: Sequence[type[Event]] = (),
+        retry: Retry | None = None,
+    ) -> Callable[[Projected], Projected]:
+        """Have a function write events into tables of your database, each event exactly once.
+
+        The function gets the event and a `Transaction`, which stores its rows, the checkpoint and
+        the fence together. The same name again adds a function for other events.
+
+        Args:
+            name: The name of the projection.
+            version: Raise it when tables or handlers change: the new version is built beside the
+                live one.
+            schema: Statements that make the tables; `{orders}` is a table of this version.
+            events: The events, where the annotation of the function's event does not say it.
+            retry: How a failure is tried again.
+        """
+
+        def note(function: Projected) -> Projected:
+            known = self.projections.get(name)
+            if known is None:
+                known = declare(self.name, name, version, schema, retry)
+                self.projections[name] = known
+            elif version != known.version:
+                raise DefinitionError(f"the projection {name} has two versions in this program")
+            kinds = tuple(events) or events_of(function)
+            for kind in kinds:
+                self.registry.codec.add(kind)
+            known.handlers.append(Handler(kinds, function))
+            return function
+
+        return note
 
     def hook(self, kind: str) -> Callable[[Hook], Hook]:
         """Have a function called when something happens: committed, claimed, acked, blocked, ...

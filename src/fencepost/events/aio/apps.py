@@ -16,11 +16,13 @@ from fencepost.client.aio.readings import AsyncListing
 from fencepost.client.errors import FencepostError
 from fencepost.client.group_worker import Working
 from fencepost.events import loading
+from fencepost.events.aio.projections import AsyncProjections
 from fencepost.events.background import AsyncBackground
 from fencepost.events.commits import ANY, Expected, Query, commit, meta_of
 from fencepost.events.deciding import Deciding, Done, do
 from fencepost.events.declarations import Declarations
 from fencepost.events.loading import Cache, Loaded
+from fencepost.events.projections.working import async_work_beside
 from fencepost.events.registry import Breadcrumb
 from fencepost.events.types import Action, EntityT, Event, Recorded
 from fencepost.events.working import CAUSE, Settled, Staff, async_settle, async_work_app
@@ -31,11 +33,15 @@ P = ParamSpec("P")
 class AsyncOpenApp:
     """An app on a server. `app.open(client)` makes it; leave it before the client closes."""
 
-    def __init__(self, app: Declarations, client: AsyncClient) -> None:
+    def __init__(
+        self, app: Declarations, client: AsyncClient, projections: str | None = None
+    ) -> None:
         self._driver = client._driver
         self._background = AsyncBackground()
         self.app = app
         self.client = client
+        self.projections = AsyncProjections(app, client, projections)
+        """The projections of the app, if it was opened with a database for them."""
         self.snapshot_failures = 0
         """Snapshots that could not be written. Nothing waits for them."""
         self.deciding = Deciding(
@@ -221,18 +227,23 @@ class AsyncOpenApp:
             lane: Serve this lane alone.
         """
         options = self._options(worker, streams, events, lane)
-        await async_work_app(self._driver, self.group, self._staff(options), stopping)
+        await async_work_beside(
+            lambda: async_work_app(self._driver, self.group, self._staff(options), stopping),
+            self.projections.works(options.worker),
+        )
 
     async def settle(
         self, *, timeout: float = 60.0, streams: int = 10, events: int = 10
     ) -> Settled:
-        """Run reactions until there is nothing left to do, retries that wait included.
+        """Run reactions and projections until nothing is left to do, waiting retries included.
 
         Raises `SettleTimeoutError` when work is left after so many seconds. Blocked targets and
         parked events wait for an operator, and are no work.
         """
         options = self._options(None, streams, events, None)
-        return await async_settle(self._driver, self.group, self._staff(options), timeout)
+        settled = await async_settle(self._driver, self.group, self._staff(options), timeout)
+        await self.projections.settle(timeout=timeout)
+        return settled
 
     def _options(self, worker: str | None, streams: int, events: int, lane: str | None) -> Working:
         name = worker or f"{self.app.name}-{self._driver.settings.clock.token(6).hex()}"
@@ -252,6 +263,7 @@ class AsyncOpenApp:
     async def close(self) -> None:
         """Wait for snapshots that are being written. The client stays open."""
         await self._background.close()
+        await self.projections.close()
         self.app.tell(Breadcrumb(kind="closed", app=self.app.name))
 
     async def __aenter__(self) -> Self:

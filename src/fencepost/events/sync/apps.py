@@ -22,7 +22,9 @@ from fencepost.events.commits import ANY, Expected, Query, commit, meta_of
 from fencepost.events.deciding import Deciding, Done, do
 from fencepost.events.declarations import Declarations
 from fencepost.events.loading import Cache, Loaded
+from fencepost.events.projections.working import work_beside
 from fencepost.events.registry import Breadcrumb
+from fencepost.events.sync.projections import Projections
 from fencepost.events.types import Action, EntityT, Event, Recorded
 from fencepost.events.working import CAUSE, Settled, Staff, settle, work_app
 
@@ -32,11 +34,13 @@ P = ParamSpec("P")
 class OpenApp:
     """An app on a server. `app.open(client)` makes it; leave it before the client closes."""
 
-    def __init__(self, app: Declarations, client: Client) -> None:
+    def __init__(self, app: Declarations, client: Client, projections: str | None = None) -> None:
         self._driver = client._driver
         self._background = Background()
         self.app = app
         self.client = client
+        self.projections = Projections(app, client, projections)
+        """The projections of the app, if it was opened with a database for them."""
         self.snapshot_failures = 0
         """Snapshots that could not be written. Nothing waits for them."""
         self.deciding = Deciding(
@@ -220,16 +224,21 @@ class OpenApp:
             lane: Serve this lane alone.
         """
         options = self._options(worker, streams, events, lane)
-        work_app(self._driver, self.group, self._staff(options), stopping)
+        work_beside(
+            lambda: work_app(self._driver, self.group, self._staff(options), stopping),
+            self.projections.works(options.worker),
+        )
 
     def settle(self, *, timeout: float = 60.0, streams: int = 10, events: int = 10) -> Settled:
-        """Run reactions until there is nothing left to do, retries that wait included.
+        """Run reactions and projections until nothing is left to do, waiting retries included.
 
         Raises `SettleTimeoutError` when work is left after so many seconds. Blocked targets and
         parked events wait for an operator, and are no work.
         """
         options = self._options(None, streams, events, None)
-        return settle(self._driver, self.group, self._staff(options), timeout)
+        settled = settle(self._driver, self.group, self._staff(options), timeout)
+        self.projections.settle(timeout=timeout)
+        return settled
 
     def _options(self, worker: str | None, streams: int, events: int, lane: str | None) -> Working:
         name = worker or f"{self.app.name}-{self._driver.settings.clock.token(6).hex()}"
@@ -249,6 +258,7 @@ class OpenApp:
     def close(self) -> None:
         """Wait for snapshots that are being written. The client stays open."""
         self._background.close()
+        self.projections.close()
         self.app.tell(Breadcrumb(kind="closed", app=self.app.name))
 
     def __enter__(self) -> Self:

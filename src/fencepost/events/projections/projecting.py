@@ -1,0 +1,184 @@
+"""Carry events from the log into a projection, as operations without I/O of their own.
+
+A worker holds the lease of the projection's group, takes the projection in the database, and
+applies the log page by page. Where to go on is what the database says, never the group: a database
+that was restored from a copy goes on from the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from fencepost.client.effects import Call, Operation
+from fencepost.client.errors import FencepostError
+from fencepost.client.groups import EventFailure, Lease, LeaseAck
+from fencepost.client.operations import log_head, query_of
+from fencepost.client.reading import LogReader
+from fencepost.client.results import LogEntry
+from fencepost.client.settings import ClientSettings
+from fencepost.events.commits import is_event
+from fencepost.events.declarations import Declarations
+from fencepost.events.errors import EventsError
+from fencepost.events.projections.declared import Projection, ProjectionLostError
+from fencepost.events.projections.stores import Applied, ProjectionStore, Taken, Transaction
+from fencepost.events.registry import Registry
+from fencepost.events.retry import ERROR_CHARACTERS_MAX
+from fencepost.events.types import Recorded
+
+InThread = Callable[[Callable[[], Any]], Any | Awaitable[Any]]
+"""Runs a function that blocks: itself with the sync client, in a thread with the async one."""
+Progress = Callable[[int, int], None]
+"""Told the position that was applied and the newest one."""
+PAGE_ROWS = 1_000
+DATABASE_WAIT_MS = 1_000
+
+
+class Projecting(msgspec.Struct, frozen=True, kw_only=True):
+    """A projection, the log that it is made of and the database that it is in."""
+
+    settings: ClientSettings
+    registry: Registry
+    projection: Projection
+    store: ProjectionStore
+    in_thread: InThread
+
+    def call(self, event: Recorded[Any], transaction: Transaction) -> None:
+        """Give an event to the handlers that it is for."""
+        for handler in self.projection.handlers:
+            if any(kind.__event__.name == event.name for kind in handler.events):
+                handler.function(event, transaction)
+
+
+def projecting(
+    app: Declarations,
+    settings: ClientSettings,
+    projection: Projection,
+    store: ProjectionStore,
+    in_thread: InThread,
+) -> Projecting:
+    """A projection of an app, ready to run."""
+    registry = Registry(app.registry.entities, (), app.registry.sources)
+    for reaction in projection.reactions():
+        registry.add(reaction)
+    return Projecting(
+        settings=settings,
+        registry=registry,
+        projection=projection,
+        store=store,
+        in_thread=in_thread,
+    )
+
+
+def handle_lease(
+    run: Projecting, lease: Lease, is_lost: Callable[[], bool], *, live_from: int
+) -> Operation[LeaseAck | None]:
+    """Apply what a lease is for. A version that has come to `live_from` becomes the live one."""
+    try:
+        taken: Taken = yield Call(_blocking(run, lambda: run.store.take(run.projection)))
+        applied = yield from advance(run, taken, lease.until, is_lost)
+    except ProjectionLostError:
+        return None
+    except FencepostError:
+        raise
+    except Exception as error:
+        # The database is away: that is no fault of an event, and is tried again for ever.
+        text = f"{type(error).__name__}: {error}".replace("\0", "")[:ERROR_CHARACTERS_MAX]
+        failure = EventFailure(position=lease.until, error=text, delay_ms=DATABASE_WAIT_MS)
+        return LeaseAck(token=lease.token, failure=failure)
+    if applied.error is not None and applied.failed is not None:
+        failure = run.projection.retry.failure(
+            applied.failed, applied.error, retry=lease.retry, dice=run.settings.clock.random()
+        )
+        return LeaseAck(token=lease.token, at=max(applied.position, lease.at), failure=failure)
+    if not taken.live and applied.position >= live_from:
+        yield Call(_blocking(run, lambda: run.store.switch(run.projection, taken)))
+    return LeaseAck(token=lease.token, at=max(applied.position, lease.at))
+
+
+def advance(
+    run: Projecting,
+    taken: Taken,
+    until: int,
+    is_lost: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Operation[Applied]:
+    """Apply the log up to a position; raises `ProjectionLostError` if the projection was taken."""
+    query = query_of({**run.registry.selection(), "limit": PAGE_ROWS, "pruned": "skip"})
+    reader = LogReader(run.settings, query, after=taken.position, until=until, live=False)
+    at = taken.position
+    while at < until:
+        page = yield from reader.next()
+        if is_lost():
+            raise ProjectionLostError(f"{run.projection.group} went to another worker")
+        read = _read(run, [] if page is None else page.entries)
+        events, reached = read.events, until if page is None else max(at, min(page.next, until))
+        if read.failed is not None:
+            reached = max(at, read.failed - 1)
+        here = Taken(taken.fence, at, taken.live)
+        applied: Applied | None = yield Call(_blocking(run, _applying(run, here, events, reached)))
+        if applied is None:
+            raise ProjectionLostError(f"{run.projection.group} was taken by another worker")
+        if applied.error is not None:
+            return applied
+        at = reached
+        if read.failed is not None:
+            return Applied(at, read.error, read.failed)
+        if progress is not None:
+            progress(at, until)
+        if page is None:
+            break
+    return Applied(at)
+
+
+def _applying(
+    run: Projecting, taken: Taken, events: list[Recorded[Any]], until: int
+) -> Callable[[], Applied | None]:
+    return lambda: run.store.apply(run.projection, taken, events, until, run.call)
+
+
+def _blocking(run: Projecting, function: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: run.in_thread(function)
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """The events of a page, up to one that is not what its class says."""
+
+    events: list[Recorded[Any]]
+    error: Exception | None = None
+    failed: int | None = None
+
+
+def _read(run: Projecting, entries: list[LogEntry]) -> _Read:
+    events: list[Recorded[Any]] = []
+    for entry in entries:
+        if entry.marker is not None or not is_event(entry.data):
+            continue
+        if not run.registry.concerns(entry.stream, entry.data["name"]):
+            continue
+        try:
+            events.append(run.registry.codec.recorded(entry))
+        except EventsError as error:
+            return _Read(events, error, entry.position)
+    return _Read(events)
+
+
+def rebuild(run: Projecting, *, after: int | None, progress: Progress | None) -> Operation[Applied]:
+    """Apply everything up to the head of the log, then make this version the live one.
+
+    With `after` the projection goes back to that position first (-1: its tables are made anew).
+    """
+    if after is not None:
+        yield Call(_blocking(run, lambda: run.store.reset(run.projection, after)))
+    head = yield from log_head(run.settings)
+    taken: Taken = yield Call(_blocking(run, lambda: run.store.take(run.projection)))
+    applied = yield from advance(run, taken, head, progress=progress)
+    if applied.error is not None:
+        raise applied.error
+    if not taken.live:
+        switched = yield Call(_blocking(run, lambda: run.store.switch(run.projection, taken)))
+        if not switched:
+            raise ProjectionLostError(f"{run.projection.group} was taken by another worker")
+    return applied

@@ -1,0 +1,319 @@
+"""The user's database: SQLite or PostgreSQL, and how rows, checkpoint and fence change together.
+
+One row per version of a projection holds its checkpoint (the last position that was applied) and
+its fence. A worker takes the row by raising the fence. Every batch first changes that row, under
+the condition that fence and checkpoint are those that the worker knows, and then calls the
+handlers, all in one transaction. A worker that slept through its lease finds another fence: its
+transaction changes nothing, whatever its handlers would write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from fencepost.events.projections.declared import Projection
+from fencepost.events.types import Recorded
+
+STATES = """create table if not exists fencepost_projections (
+    app text not null, name text not null, version integer not null,
+    position bigint not null, fence bigint not null, live integer not null,
+    primary key (app, name, version))"""
+BUSY_SECONDS = 60.0
+OPEN_TRANSACTION_MS = 60_000
+"""PostgreSQL ends the transaction of a worker that is silent for so long inside it."""
+
+Apply = Callable[[Recorded[Any], "Transaction"], None]
+
+
+class Cursor(Protocol):
+    """The result of a statement, as the database's driver gives it."""
+
+    rowcount: int
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+
+class Transaction:
+    """The open transaction of a batch. What a handler executes is stored with the checkpoint."""
+
+    def __init__(self, projection: Projection, execute: Callable[..., Cursor]) -> None:
+        self._projection = projection
+        self._execute = execute
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor:
+        """Run a statement. Parameters are `?` in SQLite and `%s` in PostgreSQL.
+
+        `{orders}` stands for this version's table `orders`.
+        """
+        return self._execute(self._projection.sql(sql), parameters)
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A projection in the hands of one worker."""
+
+    fence: int
+    position: int
+    live: bool
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The batch is stored up to `position`; if an event failed, up to the one before it."""
+
+    position: int
+    error: Exception | None = None
+    failed: int | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a projection in the database."""
+
+    app: str
+    name: str
+    version: int
+    position: int
+    live: bool
+
+
+class ProjectionStore:
+    """A database with projections; safe to use from several threads, one statement at a time."""
+
+    mark = "?"
+    begin = "begin immediate"
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._lock = threading.RLock()
+        self._connection: Any = None
+
+    def prepare(self, projection: Projection) -> None:
+        """Make the tables of a projection; the first version of one is live at once."""
+        key = (projection.app, projection.name)
+        with self._transaction() as execute:
+            execute(STATES)
+            known = execute(
+                self._sql("select version, live from fencepost_projections where app=? and name=?"),
+                key,
+            ).fetchall()
+            if any(version == projection.version for version, _ in known):
+                return
+            for text in projection.schema:
+                execute(projection.sql(text))
+            live = not any(live for _, live in known)
+            execute(
+                self._sql("insert into fencepost_projections values (?, ?, ?, -1, 0, ?)"),
+                (*key, projection.version, int(live)),
+            )
+            if live:
+                self._show(execute, projection)
+
+    def take(self, projection: Projection) -> Taken:
+        """Take a projection: whatever worker had it before can write no more."""
+        with self._transaction() as execute:
+            row = execute(
+                self._sql(
+                    "update fencepost_projections set fence=fence+1"
+                    " where app=? and name=? and version=? returning fence, position, live"
+                ),
+                _key(projection),
+            ).fetchone()
+        return Taken(row[0], row[1], bool(row[2]))
+
+    def apply(
+        self,
+        projection: Projection,
+        taken: Taken,
+        events: Sequence[Recorded[Any]],
+        until: int,
+        call: Apply,
+    ) -> Applied | None:
+        """Apply events and move the checkpoint to `until`; None if the projection was taken."""
+        with self._lock:
+            applied = self._try(projection, taken, events, until, call)
+            if applied is None or applied.error is None or applied.failed is None:
+                return applied
+            good = [event for event in events if event.position < applied.failed]
+            if not good:
+                return applied
+            # The transaction of the failure is gone: store what came before it.
+            before = self._try(projection, taken, good, good[-1].position, call)
+            if before is None or before.error is not None:
+                return before
+            return Applied(before.position, applied.error, applied.failed)
+
+    def _try(
+        self,
+        projection: Projection,
+        taken: Taken,
+        events: Sequence[Recorded[Any]],
+        until: int,
+        call: Apply,
+    ) -> Applied | None:
+        failed = -1
+        try:
+            with self._transaction() as execute:
+                moved = execute(
+                    self._sql(
+                        "update fencepost_projections set position=?"
+                        " where app=? and name=? and version=? and fence=? and position=?"
+                    ),
+                    (until, *_key(projection), taken.fence, taken.position),
+                )
+                if moved.rowcount != 1:
+                    return None
+                transaction = Transaction(projection, execute)
+                for event in events:
+                    failed = event.position
+                    call(event, transaction)
+        except Exception as error:
+            if failed < 0:
+                raise
+            return Applied(taken.position, error, failed)
+        return Applied(until)
+
+    def reset(self, projection: Projection, position: int) -> None:
+        """Go back to a position; from the beginning, the tables of this version are made anew."""
+        with self._transaction() as execute:
+            if position < 0:
+                for table in reversed(projection.tables):
+                    execute(f"drop view if exists {table}")
+                    execute(f"drop table if exists {table}_v{projection.version}")
+                for text in projection.schema:
+                    execute(projection.sql(text))
+            row = execute(
+                self._sql(
+                    "update fencepost_projections set fence=fence+1, position=?"
+                    " where app=? and name=? and version=? returning live"
+                ),
+                (position, *_key(projection)),
+            ).fetchone()
+            if position < 0 and row[0]:
+                self._show(execute, projection)
+
+    def switch(self, projection: Projection, taken: Taken) -> bool:
+        """Make this version the live one, in one transaction; False if it was taken."""
+        with self._transaction() as execute:
+            mine = execute(
+                self._sql(
+                    "update fencepost_projections set live=1"
+                    " where app=? and name=? and version=? and fence=?"
+                ),
+                (*_key(projection), taken.fence),
+            )
+            if mine.rowcount != 1:
+                return False
+            execute(
+                self._sql(
+                    "update fencepost_projections set live=0 where app=? and name=? and version<>?"
+                ),
+                _key(projection),
+            )
+            self._show(execute, projection)
+        return True
+
+    def statuses(self, app: str) -> list[Status]:
+        """Every version of every projection of an app."""
+        with self._transaction() as execute:
+            execute(STATES)
+            rows = execute(
+                self._sql(
+                    "select app, name, version, position, live from fencepost_projections"
+                    " where app=? order by name, version"
+                ),
+                (app,),
+            ).fetchall()
+        return [
+            Status(app=row[0], name=row[1], version=row[2], position=row[3], live=bool(row[4]))
+            for row in rows
+        ]
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """The rows of a query."""
+        with self._transaction() as execute:
+            rows: list[Any] = execute(sql, parameters).fetchall()
+            return rows
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _show(self, execute: Callable[..., Cursor], projection: Projection) -> None:
+        for table in projection.tables:
+            execute(f"drop view if exists {table}")
+            execute(f"create view {table} as select * from {table}_v{projection.version}")
+
+    def _sql(self, text: str) -> str:
+        return text.replace("?", self.mark)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Callable[..., Cursor]]:
+        with self._lock:
+            connection = self._connected()
+            connection.execute(self.begin)
+            try:
+                yield connection.execute
+                connection.execute("commit")
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    connection.execute("rollback")
+                raise
+
+    def _connected(self) -> Any:
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> Any:
+        raise NotImplementedError
+
+
+class SqliteProjections(ProjectionStore):
+    """Projections in a SQLite file; `:memory:` keeps them in this process."""
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        if self._address != ":memory:":
+            connection.execute("pragma journal_mode=wal")
+        return connection
+
+
+class PostgresProjections(ProjectionStore):
+    """Projections in a PostgreSQL database (extra `[postgres]`)."""
+
+    mark = "%s"
+    begin = "begin"
+
+    def _connected(self) -> Any:
+        if self._connection is not None and (self._connection.closed or self._connection.broken):
+            self._connection = None
+        return super()._connected()
+
+    def _connect(self) -> Any:
+        import psycopg
+
+        connection = psycopg.connect(self._address, autocommit=True)
+        connection.execute(f"set idle_in_transaction_session_timeout = {OPEN_TRANSACTION_MS}")
+        return connection
+
+
+def store_at(address: str) -> ProjectionStore:
+    """The store at an address: `postgresql://...`, a file, or `:memory:`."""
+    if address.startswith(("postgresql://", "postgres://")):
+        return PostgresProjections(address)
+    return SqliteProjections(address)
+
+
+def _key(projection: Projection) -> tuple[str, str, int]:
+    return projection.app, projection.name, projection.version
