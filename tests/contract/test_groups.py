@@ -1,12 +1,13 @@
 """What a store promises about groups: rows that survive, claims that never share a target."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
 
 from fencepost.protocol.acks import Ack, ReplayResult
-from fencepost.protocol.groups import Filter, GroupExists, GroupMade, make_filter
+from fencepost.protocol.groups import Filter, GroupExists, GroupInvalid, GroupMade, make_filter
 from fencepost.protocol.leases import BeyondHead, Correlated, CorrelationMoved
 from fencepost.store.group_contract import (
     AckDone,
@@ -265,6 +266,31 @@ async def test_an_operator_changes_the_targets_of_a_filter_page_by_page(subject:
 
     assert changed == list(PATHS)
     assert [row.target for row in await claimed(subject, group)] == ["orders/deep/4"]
+
+
+@pytest.mark.parametrize("operation", ["reset", "skip"])
+async def test_a_target_does_not_go_past_the_head(subject: Subject, operation: Any) -> None:
+    group = await with_work(subject, *PATHS)
+    head = group.watermark
+
+    beyond = await ask(subject, operating(group, operation, PATHS[0], at=head + 1))
+    by_filter = await ask(subject, operating(group, operation, at=head + 1))
+
+    assert beyond == by_filter == BeyondHead(head)
+    assert len(await claimed(subject, group)) == len(PATHS)
+
+
+async def test_a_skip_without_a_position_needs_an_event_that_failed(subject: Subject) -> None:
+    group = await with_work(subject, *PATHS)
+    [row, *_] = await claimed(subject, group)
+
+    unfailed = await ask(subject, operating(group, "skip", row.target))
+    await failed(subject, group, row)
+    done = await ask(subject, operating(group, "skip", row.target))
+
+    assert isinstance(unfailed, GroupInvalid)
+    assert row.target in unfailed.detail
+    assert a(Changed, done).targets == [row.target]
 
 
 @pytest.mark.parametrize("operation", ["reset", "skip"])

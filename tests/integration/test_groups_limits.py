@@ -108,6 +108,10 @@ def test_errors_and_parked_events_are_bounded(wire: Connection) -> None:
     assert team.fail(two)["outcome"] == "blocked"
     [blocked] = team.get("streams", "?state=blocked")["streams"]
     assert "parked_max" in blocked["error"]
+    event = {"target": two["target"], "position": two["events"][0]["position"]}
+    for body in ({"events": [event]}, {"filter": {"blocked": True}}):
+        assert named(team.post("park", limit=5, **body)) == "parked_max"
+    assert len(team.get("parked")["parked"]) == 1
 
 
 def test_waiting_claims_count_as_waiters(tmp_path: Any) -> None:
@@ -125,3 +129,28 @@ def test_waiting_claims_count_as_waiters(tmp_path: Any) -> None:
         reply = next(reply for reply in replies if reply.status != 200)
 
     assert body_of(reply, 503)["code"] == "too_many_waiters"
+
+
+def test_claims_and_readers_of_streams_and_of_the_log_share_one_bound(tmp_path: Any) -> None:
+    environment = {"FENCEPOST_LIMITS_WAITERS_MAX": "1"}
+    with (
+        ServerProcess(tmp_path, environment=environment) as server,
+        Connection(server.port) as reader,
+        Connection(server.port) as other,
+    ):
+        team = Team(other)
+        team.fill("a")
+        [lease] = team.claim()
+        follow = f"/v1/stream/{team.name}/a?live=sse&offset=now"
+        reader.send(request("GET", follow))
+        assert reader.head().status == 200
+
+        claims = (team.post("claim", worker="b", wait_ms=1) for _ in range(1_000))
+        # By then the reader waits.
+        claim = next(reply for reply in claims if reply.status != 200)
+        log = other.ask("GET", "/v1/log?live=long-poll&after=0")
+        acked = team.ack(lease)
+
+    assert body_of(claim, 503)["code"] == "too_many_waiters"
+    assert body_of(log, 503)["code"] == "too_many_waiters"
+    assert acked["outcome"] == "acked", "what does not wait goes on"

@@ -38,7 +38,7 @@ class Limits:
     ttl_s_max: int = 10 * 365 * 86_400
     """Seconds of a Stream-TTL."""
     waiters_max: int = 20_000
-    """Long-polls and SSE readers waiting at once."""
+    """Long-polls, SSE readers and claims waiting at once."""
     log_rows_default: int = 10_000
     """Messages in one answer of the log when the reader does not say."""
     log_rows_max: int = 100_000

@@ -26,6 +26,7 @@ from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.staging import Staging
 from fencepost.server.handlers.streams import Streams
 from fencepost.server.handlers.tokens import KEY_BYTES, TOKEN_SECRET, ReadTokens, Tokens
+from fencepost.server.handlers.waiting import WaiterLimit
 from fencepost.server.handlers.writers import Writers
 from fencepost.server.lease_tokens import SECRET as LEASE_SECRET
 from fencepost.server.lease_tokens import LeaseTokens
@@ -117,10 +118,17 @@ class Assembly:
         )
         self.metrics.watch_subscriptions(self._subscriptions)
         tails = Tails(store)
-        reads = Reads(store, tails, clock, settings, shared=gate is None)
+        waiters = WaiterLimit(settings.limits.waiters_max)
+        reads = Reads(store, tails, clock, settings, waiters, shared=gate is None)
         tokens = LeaseTokens(await opened.secret(LEASE_SECRET, clock.token(32)))
         groups = Groups(
-            store, opened.groups, clock, settings, tokens, is_shared=opened.leading is not None
+            store,
+            opened.groups,
+            clock,
+            settings,
+            tokens,
+            waiters,
+            is_shared=opened.leading is not None,
         )
         self.metrics.watch_groups(groups.working)
         sending = Sending(store, clock, settings.mesh, takes_senders=gate is None and on_loopback)
@@ -133,7 +141,7 @@ class Assembly:
             staging=Staging(store, settings.limits),
             groups=groups,
             meshes=meshes,
-            logs=Logs(opened.logs, store.listen, clock, settings),
+            logs=Logs(opened.logs, store.listen, clock, settings, waiters),
             lists=Lists(opened.lists, settings, seal),
             writers=Writers(store, opened.lists, settings),
             tokens=Tokens(read_tokens, settings),

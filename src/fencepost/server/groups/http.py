@@ -33,7 +33,8 @@ from fencepost.server.groups.working import Working
 from fencepost.server.handlers import parsing
 from fencepost.server.handlers.parsing import bad
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
-from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK, refused
+from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK
+from fencepost.server.handlers.waiting import WaiterLimit
 from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import Store
@@ -70,9 +71,12 @@ class Groups:
         clock: Clock,
         settings: ServerSettings,
         tokens: LeaseTokens,
+        waiters: WaiterLimit,
         *,
         is_shared: bool,
     ) -> None:
+        self._waiters = waiters
+        waiters.include(lambda: self.waiters_count)
         self._reads = reads
         self._clock = clock
         self._settings = settings
@@ -233,14 +237,8 @@ class Groups:
         return json_answer({"items": items})
 
     async def _claim(self, request: Request, name: str, body: ClaimBody) -> ClaimTargets | Response:
-        if body.wait_ms and self.waiters_count >= self._limits.waiters_max:
-            return refused(
-                503,
-                "too_many_waiters",
-                "Too many live readers",
-                f"at most {self._limits.waiters_max} wait at once (waiters_max)",
-                (b"Retry-After", b"1"),
-            )
+        if body.wait_ms and (too_many := self._waiters.refusal()) is not None:
+            return too_many
         known = await self.working.find(name)
         if known is None:
             return answers.group_missing(name)
@@ -387,14 +385,8 @@ class Groups:
     async def events(self, request: Request, raw: bytes) -> Answer:
         name = self._name(request, raw, READ)
         Parameters(request, once=(), repeatable=())
-        if self.waiters_count >= self._limits.waiters_max:
-            return refused(
-                503,
-                "too_many_waiters",
-                "Too many live readers",
-                f"at most {self._limits.waiters_max} wait at once (waiters_max)",
-                (b"Retry-After", b"1"),
-            )
+        if (too_many := self._waiters.refusal()) is not None:
+            return too_many
         if await self._reads.find(name) is None:
             return answers.group_missing(name)
         headers = [

@@ -30,6 +30,7 @@ from fencepost.server.handlers import log_formats
 from fencepost.server.handlers.parsing import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.handlers.waiting import WaiterLimit
 from fencepost.server.settings import ServerSettings
 from fencepost.server.waiters import Waiters, Waiting
 from fencepost.store.contract import Published
@@ -69,12 +70,15 @@ class Logs:
         listen: Callable[[Callable[[Sequence[Published]], None]], None],
         clock: Clock,
         settings: ServerSettings,
+        waiter_limit: WaiterLimit,
     ) -> None:
+        self._waiter_limit = waiter_limit
         self._store = store
         self._clock = clock
         self._settings = settings
         self._limits = settings.limits
         self.waiters = Waiters()
+        waiter_limit.include(lambda: self.waiters.count)
         listen(self.waiters.published)
 
     def stop_waiting(self) -> None:
@@ -107,14 +111,8 @@ class Logs:
         query, form, live = self._asked(request)
         if live is None:
             return await self._once(query, form)
-        if self.waiters.count >= self._limits.waiters_max:
-            return refused(
-                503,
-                "too_many_waiters",
-                "Too many live readers",
-                f"at most {self._limits.waiters_max} wait at once (waiters_max)",
-                (b"Retry-After", b"1"),
-            )
+        if (too_many := self._waiter_limit.refusal()) is not None:
+            return too_many
         if live == "long-poll":
             return await self._long_poll(query, form)
         if form.content_type != NDJSON:

@@ -25,6 +25,7 @@ from fencepost.server.handlers.rendering import (
     retention_headers,
     version,
 )
+from fencepost.server.handlers.waiting import WaiterLimit
 from fencepost.server.settings import ServerSettings
 from fencepost.server.tails import Following, Tails, control_event, encode_events
 from fencepost.store.contract import (
@@ -64,9 +65,12 @@ class Reads:
         tails: Tails,
         clock: Clock,
         settings: ServerSettings,
+        waiters: WaiterLimit,
         *,
         shared: bool = True,
     ) -> None:
+        self._waiters = waiters
+        waiters.include(lambda: tails.readers_count)
         # What only some may read is not for a cache that serves all.
         self._cacheable = CACHEABLE if shared else CACHEABLE_PRIVATELY
         self._at_tail = AT_TAIL if shared else AT_TAIL_PRIVATELY
@@ -124,14 +128,8 @@ class Reads:
             after = info.tail if offset == "now" else info.first
         if live is None:
             return await self._catch_up(request, info, after, from_now=offset == "now")
-        if self._tails.readers_count >= self._settings.limits.waiters_max:
-            return refused(
-                503,
-                "too_many_waiters",
-                "Too many live readers",
-                f"at most {self._settings.limits.waiters_max} wait at once (waiters_max)",
-                (b"Retry-After", b"1"),
-            )
+        if (too_many := self._waiters.refusal()) is not None:
+            return too_many
         if live == "long-poll":
             return await self._long_poll(info, after, query.get("cursor"), news)
         return await self._events(info, after, query.get("cursor"), resumes=resumed is not None)

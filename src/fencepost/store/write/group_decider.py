@@ -410,7 +410,9 @@ class GroupDecider:
             )
         )
 
-    def _operate(self, group: Group, request: Operate | ParkEvents) -> Changed | TargetMissing:
+    def _operate(
+        self, group: Group, request: Operate | ParkEvents
+    ) -> Changed | TargetMissing | BeyondHead | GroupInvalid | LimitExceeded:
         now_ms = self._tick()
         if isinstance(request, ParkEvents):
             return (
@@ -418,6 +420,9 @@ class GroupDecider:
                 if request.replay
                 else self._park(group, request, now_ms)
             )
+        head = self._ledger.next_position - 1
+        if request.operation in ("reset", "skip") and request.at is not None and request.at > head:
+            return BeyondHead(head)
         next_target = None
         if request.targets is None:
             rows_max = request.rows_max
@@ -435,6 +440,8 @@ class GroupDecider:
                 row = self._groups.find(group.id, name)
                 if row is None:
                     return TargetMissing(name)
+                if request.operation == "skip" and request.at is None and row.failed is None:
+                    return GroupInvalid(f"skip needs at: the target {name!r} failed on no event")
                 rows.append(row)
         changed: list[str] = []
         for row in rows:
@@ -471,7 +478,9 @@ class GroupDecider:
                 return found
             after = page[-1].position
 
-    def _park(self, group: Group, request: ParkEvents, now_ms: int) -> Changed | TargetMissing:
+    def _park(
+        self, group: Group, request: ParkEvents, now_ms: int
+    ) -> Changed | TargetMissing | LimitExceeded:
         """Set events aside; a filter parks the event that each of its targets failed on."""
         events = list(request.events or ())
         if request.events is None:
@@ -483,9 +492,15 @@ class GroupDecider:
                 and request.filter.matches(row.target, row.source, row.lane, blocked=row.blocked)
             ]
         # Every name is looked up before the first event is set aside: a refusal changes nothing.
-        for name, _ in events:
-            if self._groups.find(group.id, name) is None:
+        new = 0
+        for name, position in dict.fromkeys(events):
+            found = self._groups.find(group.id, name)
+            if found is None:
                 return TargetMissing(name)
+            if decide_park(group, found, position=position, now_ms=now_ms) is not None:
+                new += self._groups.find_parked(group.id, name, position) is None
+        if group.parked_count + new > self._limits.parked_max:
+            return LimitExceeded("parked_max", self._limits.parked_max)
         changed: list[str] = []
         for name, position in events:
             found = self._groups.find(group.id, name)
@@ -493,7 +508,7 @@ class GroupDecider:
                 continue  # The row of a message went with the event before this one.
             group = self._groups.find_group(group.name) or group
             decision = decide_park(group, found, position=position, now_ms=now_ms)
-            if decision is None or group.parked_count >= self._limits.parked_max:
+            if decision is None:
                 continue
             changes = self._open_group()
             known = self._groups.find_parked(group.id, name, position)
