@@ -167,6 +167,8 @@ class Claimed(NamedTuple):
 
     row: Target
     leading: bool
+    was_lost: bool = False
+    """Whether another worker let its lease expire."""
 
 
 class ClaimDecision(NamedTuple):
@@ -248,6 +250,7 @@ def decide_claim(
                 updated_ms=now_ms,
             ),
             leading,
+            row.worker is not None,
         )
         for row, leading in chosen
     ]

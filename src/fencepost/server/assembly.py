@@ -17,6 +17,7 @@ from fencepost.server.access import SEAL_SECRET, Gate, Seal
 from fencepost.server.application import Application
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
+from fencepost.server.groups.gauges import Gauges
 from fencepost.server.groups.http import Groups
 from fencepost.server.handlers.commits import Commits
 from fencepost.server.handlers.lists import Lists
@@ -130,7 +131,7 @@ class Assembly:
             waiters,
             is_shared=opened.leading is not None,
         )
-        self.metrics.watch_groups(groups.working)
+        self.metrics.watch_groups(groups.working, Gauges(opened.groups, clock))
         sending = Sending(store, clock, settings.mesh, takes_senders=gate is None and on_loopback)
         checks = OrphanChecks(opened.meshes, clock, sending, leads=self._leads)
         meshes = Meshes(store, opened.meshes, clock, settings, sending, checks, opened.sweep_sends)

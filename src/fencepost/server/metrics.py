@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from fencepost.http.front import HttpCounters
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
+from fencepost.server.groups.gauges import Gauges
 from fencepost.server.groups.working import Working
 from fencepost.server.mesh.sending import Sending
 from fencepost.server.subscriptions.registry import Counts, Registry
@@ -79,6 +80,7 @@ class Metrics:
         self._log_waiters: Waiters | None = None
         self._subscriptions: Subscribed | None = None
         self._groups: Working | None = None
+        self._gauges: Gauges | None = None
         self._meshes: Sending | None = None
         self._http: HttpCounters | None = None
         self.worker: int | None = None
@@ -98,8 +100,9 @@ class Metrics:
     def watch_subscriptions(self, subscriptions: Subscribed) -> None:
         self._subscriptions = subscriptions
 
-    def watch_groups(self, groups: Working) -> None:
+    def watch_groups(self, groups: Working, gauges: Gauges) -> None:
         self._groups = groups
+        self._gauges = gauges
 
     def watch_meshes(self, meshes: Sending) -> None:
         self._meshes = meshes
@@ -115,8 +118,10 @@ class Metrics:
         self._fsync.add(fsync_ns / 1e9)
         self._answers.add(answers)
 
-    def render(self) -> bytes:
+    async def render(self) -> bytes:
         """All metrics as text."""
+        if self._gauges is not None:
+            await self._gauges.refresh()
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -171,6 +176,8 @@ class Metrics:
             yield from _subscription_families(self._subscriptions)
         if self._groups is not None:
             yield from _group_families(self._groups)
+        if self._gauges is not None:
+            yield from _gauge_families(self._gauges)
         if self._meshes is not None:
             yield from _mesh_families(self._meshes)
         if self._http is not None:
@@ -212,10 +219,48 @@ def _group_families(groups: Working) -> Iterator[Metric]:
         ("lost", "Workers that let a lease expire"),
         ("pruned", "Leases whose events were gone from the log"),
     ):
-        family = CounterMetricFamily(f"fencepost_group_{name}", text, labels=("group",))
+        family = CounterMetricFamily(f"fencepost_group_{name}", text, labels=("group", "lane"))
         for group, known in groups.known.items():
-            family.add_metric((group,), getattr(known.counted, name))
+            for lane, counted in known.counted.items():
+                family.add_metric((group, lane), getattr(counted, name))
         yield family
+
+
+def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
+    labels = ("group", "lane")
+    targets = GaugeMetricFamily(
+        "fencepost_group_targets", "Targets by state", labels=(*labels, "state")
+    )
+    lag = GaugeMetricFamily(
+        "fencepost_group_lag_events", "Events that wait, at most", labels=labels
+    )
+    seconds = GaugeMetricFamily(
+        "fencepost_group_lag_seconds", "Age of the oldest event that waits", labels=labels
+    )
+    oldest = GaugeMetricFamily(
+        "fencepost_group_oldest_position", "Position of the oldest event that waits", labels=labels
+    )
+    aside = GaugeMetricFamily(
+        "fencepost_group_parked_events", "Events that are set aside", labels=("group",)
+    )
+    behind = GaugeMetricFamily(
+        "fencepost_group_uncorrelated_positions",
+        "Positions of the log that the group has not looked at",
+        labels=("group",),
+    )
+    for name, counted in gauges.lags.items():
+        aside.add_metric((name,), counted.group.parked_count)
+        behind.add_metric((name,), max(0, counted.head - counted.group.watermark))
+        for lane in counted.lanes:
+            place = (name, lane.lane)
+            for state in ("idle", "ready", "leased", "deferred", "blocked"):
+                targets.add_metric((*place, state), getattr(lane, state))
+            lag.add_metric(place, lane.lag)
+            written_ms = counted.at_ms if lane.oldest_ms is None else lane.oldest_ms
+            seconds.add_metric(place, max(0, counted.at_ms - written_ms) / 1000)
+            if lane.oldest is not None:
+                oldest.add_metric(place, lane.oldest)
+    yield from (targets, lag, seconds, oldest, aside, behind)
 
 
 def _mesh_families(meshes: Sending) -> Iterator[Metric]:

@@ -20,6 +20,7 @@ from fencepost.protocol.groups import (
     LimitExceeded,
 )
 from fencepost.protocol.leases import (
+    DEFAULT_LANE,
     BeyondHead,
     Claim,
     Claimed,
@@ -172,6 +173,7 @@ class AckItem(NamedTuple):
     failed: int | None = None
     has_work: bool = False
     """Whether the target can be claimed again, now or later."""
+    lane: str = DEFAULT_LANE
 
 
 class AckDone(NamedTuple):
@@ -283,7 +285,7 @@ class LaneStats(NamedTuple):
     oldest_ms: int | None = None
     """When it was written."""
     lag: int = 0
-    """Positions between what was processed and what there is to process, of all targets."""
+    """Events that wait, at most: positions that concern no target may be among them."""
 
 
 class WorkerRow(NamedTuple):

@@ -114,7 +114,7 @@ class Leases(RuleBasedStateMachine):
             waits = row.deferred_until_ms > self.now_ms
             free += bool(self.next_event(name) is not None and not (row.blocked or held or waits))
         assert len(decision.leases) == min(free, streams_max), "no worker waits while work is free"
-        for row, _ in decision.leases:
+        for row, *_ in decision.leases:
             name = row.target
             before = self.rows[name]
             assert not before.blocked

@@ -35,7 +35,7 @@ LOOK_AGAIN_S = 1.0
 
 
 class Counted:
-    """What happened in one group, for the metrics."""
+    """What happened in one lane of a group, for the metrics."""
 
     __slots__ = ("acks", "blocked", "claims", "lost", "parked", "pruned", "retries")
 
@@ -54,13 +54,18 @@ class Known:
         self.cycle = 0
         self.looked_at = -1
         self.waiting: set[asyncio.Event] = set()
-        self.counted = Counted()
+        self.counted: dict[str, Counted] = {}
+        """By lane."""
         self.take(group)
 
     def take(self, group: Group) -> None:
         """The group as it is by now."""
         self.group = group
         self.globs = [Glob(source) for source in group.settings.sources]
+
+    def count(self, lane: str) -> Counted:
+        """The counts of a lane."""
+        return self.counted.setdefault(lane, Counted())
 
     def wake(self) -> None:
         """There may be work."""
@@ -211,7 +216,8 @@ class Working:
         for lease, span in zip(done.leases, found, strict=True):
             sums[lease.leading][0] += len(span.events)
             sums[lease.leading][1] += 1
-            known.counted.pruned += span.pruned is not None
+            if span.pruned is not None:
+                known.count(lease.row.lane).pruned += 1
         known.share = next_share(*sums[False], *sums[True])
 
     # What happened
@@ -234,16 +240,19 @@ class Working:
     def _note_claim(self, name: str, known: Known | None, done: ClaimDone) -> None:
         if known is not None:
             known.take(done.group)
-            known.counted.claims += len(done.leases)
-            known.counted.blocked += len(done.blocked)
-            known.counted.lost += len(done.blocked)
         for lease in done.leases:
             row = lease.row
-            if known is not None and row.lost:
-                known.counted.lost += 1
+            if known is not None:
+                counted = known.count(row.lane)
+                counted.claims += 1
+                counted.lost += lease.was_lost
             facts = {"target": row.target, "worker": row.worker, "at": row.at}
             self._feed.tell(name, "claimed", **facts, until=row.work_to)
         for row in done.blocked:
+            if known is not None:
+                counted = known.count(row.lane)
+                counted.blocked += 1
+                counted.lost += 1
             self._feed.tell(name, "blocked", target=row.target, error=row.error)
 
     def _note_acks(self, name: str, known: Known | None, done: AckDone) -> None:
@@ -253,7 +262,7 @@ class Working:
             wakes = wakes or item.has_work
             if known is None:
                 continue
-            counted = known.counted
+            counted = known.count(item.lane)
             counted.acks += item.outcome == "acked"
             counted.retries += item.outcome == "failed"
             counted.blocked += item.outcome == "blocked"

@@ -41,9 +41,8 @@ class Operations:
         )
 
     async def metrics(self, _request: Request) -> Answer:
-        return Response(
-            200, [(b"Content-Type", CONTENT_TYPE), _NO_STORE, *BROWSER], self._metrics.render()
-        )
+        shown = await self._metrics.render()
+        return Response(200, [(b"Content-Type", CONTENT_TYPE), _NO_STORE, *BROWSER], shown)
 
     async def openapi(self, _request: Request) -> Answer:
         # A newer server may describe more, so a cache has to ask again.

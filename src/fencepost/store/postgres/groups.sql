@@ -65,9 +65,10 @@ WHERE group_id = $1 AND state = 2 AND worker IS NOT NULL AND worker > $2
 GROUP BY worker ORDER BY worker LIMIT $3
 
 -- name: lane_counts
--- Per lane: how many targets are in which state, the oldest work, and the positions that it spans.
-SELECT lane, state, count(*), count(worker), min(waits_from), sum(work_to - at_position)::bigint,
-       max(retry), sum(replaying)::bigint
+-- Per lane: how many targets are in which state, the first and the last position that waits, and how
+-- many positions wait of each target, together.
+SELECT lane, state, count(*), count(worker), min(waits_from), max(work_to),
+       sum(work_to - waits_from + 1)::bigint
 FROM leases WHERE group_id = $1 GROUP BY lane, state
 
 -- name: find_parked

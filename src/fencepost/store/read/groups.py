@@ -156,7 +156,9 @@ def _correlated(group: Group, path: str, position: int) -> Correlated:
 def stats_of(connection: Connection, group_id: int) -> list[LaneStats]:
     """How many targets are in which state, lane by lane."""
     lanes: dict[str, LaneStats] = {}
-    for lane, state, count, held, oldest, lag, _, _ in connection.fetch("lane_counts", (group_id,)):
+    ends: dict[str, int] = {}
+    rows = connection.fetch("lane_counts", (group_id,))
+    for lane, state, count, held, oldest, newest, waiting in rows:
         stats = lanes.get(lane, LaneStats(lane))
         if state == IDLE:
             lanes[lane] = stats._replace(idle=count)
@@ -168,7 +170,11 @@ def stats_of(connection: Connection, group_id: int) -> list[LaneStats]:
         else:
             stats = stats._replace(ready=count)
         known = oldest if stats.oldest is None else min(stats.oldest, oldest)
-        lanes[lane] = stats._replace(oldest=known, lag=stats.lag + lag)
+        ends[lane] = max(ends.get(lane, -1), newest)
+        # Of targets that share the log each counts the others' events too; together they have no
+        # more than lie between the first and the last.
+        lag = min(stats.lag + waiting, ends[lane] - known + 1)
+        lanes[lane] = stats._replace(oldest=known, lag=max(0, lag))
     return [_aged(connection, stats) for _, stats in sorted(lanes.items())]
 
 

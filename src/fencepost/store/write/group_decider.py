@@ -34,6 +34,7 @@ from fencepost.protocol.groups import (
     decide_group,
 )
 from fencepost.protocol.leases import (
+    DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
     CorrelationDecision,
@@ -264,7 +265,8 @@ class GroupDecider:
                 continue
             failed = None if ack.failure is None else ack.failure.position
             left = outcome.row is not None and outcome.row.has_work and not outcome.row.blocked
-            items.append(AckItem(ref.target, outcome.outcome, outcome.at, failed, left))
+            lane = DEFAULT_LANE if outcome.row is None else outcome.row.lane
+            items.append(AckItem(ref.target, outcome.outcome, outcome.at, failed, left, lane))
             drafted[ref.target] = outcome.row
             decided.append((ref, outcome))
             parked += outcome.outcome == "parked"
