@@ -175,7 +175,10 @@ FROM (
            AND kind = 0),
         (SELECT start_bytes FROM log WHERE position = a.low AND stream = s.id AND kind = 0)
     ) AS place
-    FROM unnest(:paths::text[], :lows::bigint[]) WITH ORDINALITY AS a (path, low, n)
+    FROM (
+        SELECT n, value ->> 0 AS path, (value ->> 1)::bigint AS low
+        FROM json_array_elements(:spans::json) WITH ORDINALITY AS given (value, n)
+    ) a
     CROSS JOIN LATERAL (
         SELECT id, content_type FROM streams WHERE path = a.path AND state < 2
         UNION ALL

@@ -197,15 +197,7 @@ def _begin_streams(
     connection: Connection, wanted: Sequence[tuple[str, int]], rows_max: int, bytes_max: int
 ) -> dict[tuple[str, int], list[_Begun]]:
     """The first rows of streams from a position on, as many bytes of them as an answer takes."""
-    paths, lows = [path for path, _ in wanted], [low for _, low in wanted]
-    places = run(
-        connection,
-        "event_places",
-        spans=json.dumps(wanted),
-        paths=json.dumps(paths),
-        lows=json.dumps(lows),
-        limit=rows_max,
-    )
+    places = run(connection, "event_places", spans=json.dumps(wanted), limit=rows_max)
     fetched, left_bytes = [], bytes_max
     for *_, position, _, size in places:
         if position is not None and left_bytes > 0:
