@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import fencepost
+from fencepost import coordination
+from fencepost.client import state
 from tests.odd_server import OddServer, response, tail
 from tests.serving import ServerProcess
 from tests.twins import Connect, Threaded
@@ -172,3 +174,39 @@ async def test_closing_inside_the_loop_ends_it(
 def test_the_threaded_client_is_the_sync_one(server_process: ServerProcess) -> None:
     with fencepost.connect(server_process.url) as client:
         assert Threaded(client).stream("s").path == "s"
+
+
+FOLLOWED = {
+    "state": (state.Materialized, state.AsyncMaterialized, ()),
+    "rows": (coordination.Resources, coordination.AsyncResources, ("price",)),
+    "claims": (coordination.TaskClaims, coordination.AsyncTaskClaims, ("ann",)),
+}
+
+
+@pytest.mark.parametrize("kind", [*FOLLOWED])
+async def test_what_follows_a_stream_for_rows_or_tasks_ends_when_it_is_closed_elsewhere(
+    connect: Connect, server_process: ServerProcess, path: str, kind: str, closed_by: str
+) -> None:
+    plain, asynchronous, given = FOLLOWED[kind]
+    async with connect(server_process.url) as client:
+        stream = await client.create(path)
+        view: Any
+        if isinstance(client, Threaded):
+            view = Threaded(plain(stream._wrapped, *given))
+            task = asyncio.create_task(asyncio.to_thread(lambda: list(view._wrapped.follow())))
+        else:
+            view = asynchronous(stream, *given)
+            task = asyncio.create_task(everything(view.follow()))
+        # It waits once its request for news is out on a connection.
+        for _ in range(SECONDS_MAX * 100):
+            if any(stop._waited_for for stop in list(client._driver._stops)):
+                break
+            await asyncio.sleep(0.01)
+
+        await (client if closed_by == "client" or kind == "claims" else view).close()
+
+        assert await asyncio.wait_for(task, SECONDS_MAX) == []
+
+
+async def everything(follower: Any) -> list[Any]:
+    return [one async for one in follower]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
+from fencepost.client.aio.connections import AsyncStop
 from fencepost.client.aio.streams import AsyncStream
 from fencepost.client.reading import Live
 from fencepost.client.state.messages import Change, Control
@@ -32,6 +33,7 @@ class AsyncMaterialized(View):
     ) -> None:
         self._driver = stream._driver
         self._core = Materializing(stream._settings, stream.path, types, offset, strict=strict)
+        self._stop: AsyncStop | None = None
 
     async def refresh(self) -> Self:
         """Take in everything that the stream holds now."""
@@ -43,10 +45,19 @@ class AsyncMaterialized(View):
     ) -> AsyncIterator[Change | Control]:
         """Every message from here on, once the rows have it, until the stream is closed.
 
-        Messages that came together are all in the rows before the first of them is given out.
+        Messages that came together are all in the rows before the first of them is given out. It
+        also ends when `close` of these rows or of the client is called, also from elsewhere.
         """
+        stop = self._stop = self._driver.stop_of(None)
+        core = self._core
+        core.stopped = stop.is_over
         try:
-            while (message := await self._driver.run(self._core.next(live, patience))) is not None:
+            while (message := await self._driver.run(core.next(live, patience), stop)) is not None:
                 yield message
         finally:
-            await self._driver.run(self._core.shut())
+            await self._driver.run(core.shut())
+
+    async def close(self) -> None:
+        """End `follow`, also when it waits elsewhere, at once. The rows stay as they are."""
+        if self._stop is not None:
+            self._stop.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
@@ -98,6 +98,8 @@ class Materializing:
         self.rows = Rows(types)
         self.offset = self._began = offset or START
         self.invalid = 0
+        self.stopped: Callable[[], bool] = lambda: False
+        """Asked before each request of `next`: whether the user wants no more of them."""
 
     def refresh(self) -> Operation[None]:
         """Take in everything up to the tail."""
@@ -111,12 +113,13 @@ class Materializing:
         self.offset = reader.offset
 
     def next(self, live: Live, patience: float | None) -> Operation[Change | Control | None]:
-        """The next message, which the rows have in them; None once the stream is closed."""
+        """The next message, which the rows have; None once closed or stopped."""
         while not self._taken:
             if self._follower is None:
                 self._follower = Follower(
                     self._settings, self._path, self.offset, None, live=live, patience=patience
                 )
+                self._follower.stopped = self.stopped
             batch = yield from self._follower.next()
             if batch is None:
                 return None

@@ -9,6 +9,7 @@ from typing import Any, Self
 from fencepost.client.reading import Live
 from fencepost.client.state.messages import Change, Control
 from fencepost.client.state.rows import Materializing, View
+from fencepost.client.sync.connections import Stop
 from fencepost.client.sync.streams import Stream
 
 
@@ -33,6 +34,7 @@ class Materialized(View):
     ) -> None:
         self._driver = stream._driver
         self._core = Materializing(stream._settings, stream.path, types, offset, strict=strict)
+        self._stop: Stop | None = None
 
     def refresh(self) -> Self:
         """Take in everything that the stream holds now."""
@@ -44,10 +46,19 @@ class Materialized(View):
     ) -> Iterator[Change | Control]:
         """Every message from here on, once the rows have it, until the stream is closed.
 
-        Messages that came together are all in the rows before the first of them is given out.
+        Messages that came together are all in the rows before the first of them is given out. It
+        also ends when `close` of these rows or of the client is called, also from elsewhere.
         """
+        stop = self._stop = self._driver.stop_of(None)
+        core = self._core
+        core.stopped = stop.is_over
         try:
-            while (message := self._driver.run(self._core.next(live, patience))) is not None:
+            while (message := self._driver.run(core.next(live, patience), stop)) is not None:
                 yield message
         finally:
-            self._driver.run(self._core.shut())
+            self._driver.run(core.shut())
+
+    def close(self) -> None:
+        """End `follow`, also when it waits elsewhere, at once. The rows stay as they are."""
+        if self._stop is not None:
+            self._stop.set()

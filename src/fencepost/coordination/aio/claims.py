@@ -316,12 +316,12 @@ class AsyncTaskClaims:
         return True
 
     async def follow(self) -> AsyncIterator[TaskState]:
-        """The tasks that are free now, then those that become free, as it happens."""
-        core = self._core.beside()
+        """The tasks that are free now, then those that become free, until the client is closed."""
+        core, stop = self._core.beside(), self._driver.stop_of(None)
         for free in await self._driver.run(core.available()):
             yield free
-        while True:
-            for free in await self._driver.run(core.freed()):
+        while not stop.is_over():
+            for free in await self._driver.run(core.freed(stop.is_over), stop):
                 yield free
 
     async def available(self) -> list[TaskState]:

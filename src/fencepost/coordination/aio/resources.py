@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
+from weakref import WeakSet
 
+from fencepost.client.aio.connections import AsyncStop
 from fencepost.client.aio.streams import AsyncStream
 from fencepost.coordination.rules.checks import check_stream
 from fencepost.coordination.rules.resources import RETRIES, OnConflict, Resourcing, Row
@@ -33,6 +35,7 @@ class AsyncResources(Generic[T]):
         check_stream(stream, AsyncStream)
         self._driver = stream._driver
         self._core = Resourcing(stream._settings, stream.path, type, kind)
+        self._following: WeakSet[AsyncStop] = WeakSet()
 
     async def get(self, key: str) -> Row[T] | None:
         """The row as it is now; None when there is none.
@@ -56,11 +59,21 @@ class AsyncResources(Generic[T]):
         await self._driver.run(self._core.refresh())
 
     async def follow(self) -> AsyncIterator[Row[T | None]]:
-        """Every change from here on, once the rows have it; the value of a deleted row is None."""
-        changes = self._core.changes()
-        while True:
-            for row in await self._driver.run(self._core.next(changes)):
+        """Every change from here on, once the rows have it; the value of a deleted row is None.
+
+        It ends when `close` of these rows or of the client is called, also from elsewhere.
+        """
+        changes, stop = self._core.changes(), self._driver.stop_of(None)
+        self._following.add(stop)
+        changes.stopped = stop.is_over
+        while not stop.is_over():
+            for row in await self._driver.run(self._core.next(changes), stop):
                 yield row
+
+    async def close(self) -> None:
+        """End every `follow` of these rows, also one that waits elsewhere, at once."""
+        for stop in list(self._following):
+            stop.set()
 
     async def update(
         self,

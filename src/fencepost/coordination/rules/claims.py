@@ -23,7 +23,7 @@ or by Producer-If, and no move names a `completed`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
@@ -431,12 +431,14 @@ class Claiming:
         held = (one for one in self._readable() if one.is_held and one.task not in self._mine)
         return free + [one for one in held if self._is_stale(one, now_ms, timeout)]
 
-    def freed(self) -> Operation[list[TaskState]]:
+    def freed(self, stopped: Callable[[], bool]) -> Operation[list[TaskState]]:
         """The tasks that become free next, waiting for them as long as it takes."""
-        while True:
+        self._entries.stopped = stopped
+        while not stopped():
             shown = [_shown(entry) for entry in (yield from self._entries.next())]
             if free := [one for one in shown if one.is_free]:
                 return free
+        return []
 
     def beside(self) -> Claiming:
         """Another view of the same claims, for a reader that must not miss what this one reads."""

@@ -10,7 +10,7 @@ its number, so that an override can raise the epoch over it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, Protocol
@@ -110,6 +110,8 @@ class Entries:
         self._skipped: dict[str, Skipped] = {}
         self.loaded = False
         """Whether the stream was read at all."""
+        self.stopped: Callable[[], bool] = lambda: False
+        """Asked before each request of `next`: whether the user wants no more of them."""
 
     def copy(self) -> Entries:
         """The same, to be read on by itself: what one of them reads, the other still gets."""
@@ -153,15 +155,17 @@ class Entries:
         self.loaded = True
 
     def next(self) -> Operation[list[Entry]]:
-        """What changes next, waiting for it as long as it takes."""
-        while True:
+        """What changes next, waiting for it as long as it takes; nothing once it is stopped."""
+        while not self.stopped():
             reader = self._reader(live=True)
+            reader.stopped = self.stopped
             page = yield from reader.next()
             self._advance(reader)
             found = [self._take(entry) for entry in page.entries] if page is not None else []
             taken = [entry for entry in found if entry is not None]
             if taken:
                 return taken
+        return []
 
     def explain(self, key: str) -> Operation[None]:
         """Find out where an id stands that refuses a move which fits all messages that were read.

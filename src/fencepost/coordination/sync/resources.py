@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
+from weakref import WeakSet
 
+from fencepost.client.sync.connections import Stop
 from fencepost.client.sync.streams import Stream
 from fencepost.coordination.rules.checks import check_stream
 from fencepost.coordination.rules.resources import RETRIES, OnConflict, Resourcing, Row
@@ -34,6 +36,7 @@ class Resources(Generic[T]):
         check_stream(stream, Stream)
         self._driver = stream._driver
         self._core = Resourcing(stream._settings, stream.path, type, kind)
+        self._following: WeakSet[Stop] = WeakSet()
 
     def get(self, key: str) -> Row[T] | None:
         """The row as it is now; None when there is none.
@@ -57,10 +60,20 @@ class Resources(Generic[T]):
         self._driver.run(self._core.refresh())
 
     def follow(self) -> Iterator[Row[T | None]]:
-        """Every change from here on, once the rows have it; the value of a deleted row is None."""
-        changes = self._core.changes()
-        while True:
-            yield from self._driver.run(self._core.next(changes))
+        """Every change from here on, once the rows have it; the value of a deleted row is None.
+
+        It ends when `close` of these rows or of the client is called, also from elsewhere.
+        """
+        changes, stop = self._core.changes(), self._driver.stop_of(None)
+        self._following.add(stop)
+        changes.stopped = stop.is_over
+        while not stop.is_over():
+            yield from self._driver.run(self._core.next(changes), stop)
+
+    def close(self) -> None:
+        """End every `follow` of these rows, also one that waits elsewhere, at once."""
+        for stop in list(self._following):
+            stop.set()
 
     def update(
         self,
