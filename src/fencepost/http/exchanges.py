@@ -20,6 +20,9 @@ from fencepost.http.problems import failure
 
 log = logging.getLogger("fencepost.http")
 
+SHARED_BODY_BYTES_MAX = 256 * 1024
+"""A POST with a larger body has its turn alone."""
+
 
 class Owner(Protocol):
     """A connection, as its exchanges see it."""
@@ -63,7 +66,10 @@ class Exchange:
         self.request = request  # None when the front end answers by itself
         self.keep_alive = keep_alive
         self.version = version
-        self.shares = request is None or request.method == "POST"
+        # The application may look at a large body beside the loop, and then nothing overtakes it.
+        self.shares = request is None or (
+            request.method == "POST" and len(request.body) <= SHARED_BODY_BYTES_MAX
+        )
         self.answer: Answer | None = None
         self.answered = False
         self.work: Cancellable | None = None

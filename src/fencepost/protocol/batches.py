@@ -8,7 +8,7 @@ way: msgspec checks the syntax and gives back the raw slices.
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from array import array
 from collections.abc import Iterable
 from functools import lru_cache
@@ -87,28 +87,68 @@ def holds_more_than(body: bytes, messages_max: int) -> bool:
     """
     if body.count(b",") < messages_max or not body.lstrip(_WHITESPACE).startswith(b"["):
         return False
-    try:
-        text = body.decode()
-        at = text.index("[") + 1
-        for _ in range(messages_max):
-            _, at = _ELEMENT.raw_decode(text, _skipped(text, at))
-            at = _skipped(text, at)
-            if text[at] != ",":
+    if not _is_json(body):
+        return False  # the parser stops at the same place and says what is wrong
+    depth, left = 0, messages_max
+    for found in _TOKENS.finditer(body):
+        token = found[0]
+        if token == b"," and depth == 1:
+            left -= 1
+            if left == 0:
+                return True
+        elif token in _OPENING:
+            depth += 1
+        elif token in _CLOSING:
+            depth -= 1
+    return False
+
+
+def is_nested_deeper(body: bytes, depth_max: int) -> bool:
+    """Whether arrays and objects of a JSON body are nested deeper, found out by building nothing.
+
+    A body that is not JSON is not: the parser says what is wrong with it.
+    """
+    if body.count(b"[") + body.count(b"{") <= depth_max:
+        return False
+    # Only brackets and quotes are left, and then the texts without brackets go. If no other text is
+    # there, each round takes the innermost level off; batches have few. The rest is walked over.
+    text = body
+    if b"\\" in body:
+        text = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = text.translate(_BRACKETS, _OTHERS).replace(b'""', b"")
+    if b'"' not in brackets:
+        for _ in range(min(_ROUNDS_MAX, depth_max)):
+            brackets = brackets.replace(b"[]", b"")
+            if not brackets:
                 return False
-            at += 1
-    except (ValueError, IndexError, RecursionError):
-        return False  # not JSON: the parser stops at the same place and says what is wrong
+    if not _is_json(body):
+        return False
+    depth = 0
+    for found in _TOKENS.finditer(body):
+        token = found[0]
+        if token in _OPENING:
+            depth += 1
+            if depth > depth_max:
+                return True
+        elif token in _CLOSING:
+            depth -= 1
+    return False
+
+
+_ROUNDS_MAX = 8
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
+_OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
+# Nothing is given back once it is matched, so a body that is JSON is walked over once.
+_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},]', re.DOTALL)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _VALUE.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
     return True
-
-
-def _skipped(text: str, at: int) -> int:
-    while text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-# Numbers are skipped over, not made: what they come to does not matter here.
-_ELEMENT = json.JSONDecoder(parse_int=bool, parse_float=bool, parse_constant=bool)
 
 
 def _joined(messages: list[msgspec.Raw]) -> Batch | None:

@@ -33,6 +33,8 @@ class Limits:
     """Chunks of one staged part."""
     messages_per_append_max: int = 100_000
     """Messages that one JSON body may hold."""
+    json_depth_max: int = 512
+    """Arrays and objects inside each other in one JSON body, with the array of a batch."""
     read_chunk_bytes_max: int = 1 << 20
     """Payload bytes of one read; a single larger message is sent whole."""
     ttl_s_max: int = 10 * 365 * 86_400

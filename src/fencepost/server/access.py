@@ -148,6 +148,12 @@ def require(principal: Principal, verbs: int, path: str) -> None:
 # Requests to one stream
 
 
+def writes_allowed(request: Request, verbs: int, path: str) -> None:
+    """A request with a large body, before that is parsed."""
+    if request.principal is not None:
+        require(request.principal, verbs, path)
+
+
 def read_allowed(request: Request, path: str) -> None:
     if request.principal is not None and not request.principal.may_read(path):
         raise forbidden("you lack the verb read here")

@@ -174,6 +174,7 @@ class Commits:
             return await self._commit_large(request)
 
     async def _commit_large(self, request: Request) -> Response:
+        access.writing_allowed(request)
         _check_headers(request)
         body: _RawBody = decoded(_RAW_DECODER, request.body, *_NOT_A_COMMIT)
         self._check_counts(len(body.appends), body.writer is not None)

@@ -24,6 +24,7 @@ from fencepost.protocol.batches import (
     bytes_batch,
     digest,
     holds_more_than,
+    is_nested_deeper,
     json_batch,
 )
 from fencepost.protocol.claims import Actor
@@ -514,6 +515,12 @@ def batch_of(body: bytes, media: str, limits: Limits) -> Batch | None:
             "Too many messages",
             f"one append has at most {limits.messages_per_append_max} messages"
             " (messages_per_append_max)",
+        )
+    if is_nested_deeper(body, limits.json_depth_max):
+        raise bad(
+            "json_invalid",
+            f"arrays and objects are nested more than {limits.json_depth_max} deep"
+            " (json_depth_max)",
         )
     batch = json_batch(body)
     if isinstance(batch, Malformed):

@@ -6,10 +6,15 @@ that renders the outcome.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
+from fencepost.http.exchanges import SHARED_BODY_BYTES_MAX
 from fencepost.http.messages import Answer, Request, Response
-from fencepost.protocol.grants import AUDIT
+from fencepost.protocol.appends import AppendOutcome
+from fencepost.protocol.claims import Actor
+from fencepost.protocol.creates import CreateOutcome
+from fencepost.protocol.grants import APPEND, AUDIT, CREATE
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.server import access
@@ -73,27 +78,64 @@ class Streams:
         # The audit stream is reserved: it can be read, and nothing else.
         return AUDIT if raw == AUDIT.encode() else parsing.stream_path(raw, self._limits)
 
-    def post(self, request: Request, answer: Respond, raw: bytes) -> None:
+    def post(self, request: Request, answer: Respond, raw: bytes) -> Awaitable[Answer] | None:
         path = parsing.writable_path(raw, self._limits)
         if request.query and _is_truncation(request):
             before = _parse_truncation(request)
             access.delete_allowed(request, path)
             self._store.truncate(path, before, lambda outcome: answer(_truncated(path, outcome)))
-            return
+            return None
         actor = access.actor_of(request, path) if self._is_authorized else None
+        if len(request.body) > SHARED_BODY_BYTES_MAX:
+            access.writes_allowed(request, APPEND, path)
+            return self._append_large(request, path, actor)
         append = parsing.parse_append(request, path, self._limits, actor, tokens=self._tokens)
         if actor is not None:
             access.append_allowed(append)
         self._store.append(append, lambda outcome: answer(rendering.appended(path, outcome)))
+        return None
 
-    def put(self, request: Request, answer: Respond, raw: bytes) -> None:
+    async def _append_large(self, request: Request, path: str, actor: Actor | None) -> Answer:
+        """An append with a large body, which is read beside the loop."""
+        append = await asyncio.to_thread(
+            parsing.parse_append, request, path, self._limits, actor, tokens=self._tokens
+        )
+        access.append_allowed(append)
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown) -> None:
+            if not answered.done():  # the client may be gone by the time that it is stored
+                answered.set_result(rendering.appended(path, outcome))
+
+        self._store.append(append, done)
+        return await answered
+
+    def put(self, request: Request, answer: Respond, raw: bytes) -> Awaitable[Answer] | None:
         path = parsing.writable_path(raw, self._limits)
+        if len(request.body) > SHARED_BODY_BYTES_MAX:
+            access.writes_allowed(request, CREATE | APPEND, path)
+            return self._create_large(request, path)
         create = parsing.parse_create(request, path, self._limits)
         access.create_allowed(request, create)
         location = request.base_url() + request.path
         self._store.create(
             create, lambda outcome: answer(rendering.created(path, outcome, location))
         )
+        return None
+
+    async def _create_large(self, request: Request, path: str) -> Answer:
+        """A stream made with a large body, which is read beside the loop."""
+        create = await asyncio.to_thread(parsing.parse_create, request, path, self._limits)
+        access.create_allowed(request, create)
+        location = request.base_url() + request.path
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: CreateOutcome | Failed | Unknown) -> None:
+            if not answered.done():
+                answered.set_result(rendering.created(path, outcome, location))
+
+        self._store.create(create, done)
+        return await answered
 
     def delete(self, request: Request, answer: Respond, raw: bytes) -> None:
         path = parsing.writable_path(raw, self._limits)
