@@ -1,0 +1,121 @@
+"""A process of an app: it acts, works on reactions, or stops itself with an event in hand.
+
+Arguments: the server's URL, the name of the app, the worker's name, and what it does:
+
+    act       adds so many numbers to so many jobs, in turns, and ends
+    collide   adds so many numbers to one job that all others add to as well, and ends
+    work      runs reactions for ever; killed at any point
+    freeze    the same, but in its first reaction it says `holding` and stops itself (SIGSTOP); when
+              it is woken it says whether its commit was `committed` or `lost`, and goes on
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any, NamedTuple, Self
+
+import fencepost
+from fencepost.events import (
+    App,
+    AppSettings,
+    Context,
+    Entity,
+    Event,
+    Recorded,
+    Retry,
+    action,
+    applies,
+)
+
+LEASE_MS = 1_000
+WOKEN = threading.Event()
+"""Set when the process was stopped and goes on (SIGCONT)."""
+
+
+class Added(Event):
+    number: str
+
+
+class Summed(Event):
+    number: str
+    by: str
+
+
+class Declared(NamedTuple):
+    """An app, and the entities that its streams belong to."""
+
+    app: App
+    job: Any
+    total: Any
+
+
+def declare(name: str, worker: str, *, freezes: bool = False) -> Declared:
+    """An app whose streams have its name: every number of a job goes into one of three totals."""
+
+    class Job(Entity, stream=f"{name}-jobs/{{id}}"):
+        count: int = 0
+
+        @action
+        def add(self, number: str) -> Added:
+            return Added(number=number)
+
+        @applies
+        def added(self, event: Added) -> Self:
+            return self.replace(count=self.count + 1)
+
+    class Total(Entity, stream=f"{name}-totals/{{id}}"):
+        count: int = 0
+
+        @action
+        def add(self, number: str, by: str) -> Summed:
+            return Summed(number=number, by=by)
+
+        @applies
+        def summed(self, event: Summed) -> Self:
+            return self.replace(count=self.count + 1)
+
+    app = App(name, entities=[Job, Total], settings=AppSettings(lease_ms=LEASE_MS))
+    state = {"freezes": freezes}
+
+    @app.reaction(Added, to=lambda event: f"t{shard(event.data.number)}", retry=Retry(50, "fixed"))
+    def add_up(event: Recorded[Added], context: Context) -> None:
+        context.do(Total.add, shard(event.data.number), number=event.data.number, by=worker)
+        if state.pop("freezes", False):
+            say(holding=context.target)
+            for kind in ("committed", "lost"):
+                app.hook(kind)(lambda crumb: say(late=crumb.kind))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            WOKEN.wait()  # this thread may run on for a moment while the process is being stopped
+
+    return Declared(app, Job, Total)
+
+
+def shard(number: str) -> str:
+    """The total that a number goes into."""
+    return str(sum(number.encode()) % 3)
+
+
+def say(**facts: str) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    url, name, worker, how, *numbers = sys.argv[1:]
+    signal.signal(signal.SIGCONT, lambda _number, _frame: WOKEN.set())
+    app, job, _total = declare(name, worker, freezes=how == "freeze")
+    with fencepost.connect(url) as client, app.open(client) as opened:
+        if how in ("act", "collide"):
+            count, jobs = int(numbers[0]), 1 if how == "collide" else int(numbers[1])
+            for n in range(count):
+                opened.do(job.add, str(n % jobs), number=f"{worker}:{n}")
+            return
+        opened.work(worker=worker, streams=3, events=3)
+
+
+if __name__ == "__main__":
+    main()

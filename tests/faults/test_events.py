@@ -1,0 +1,188 @@
+"""Apps under commit storms, churn and kills: versions have no gap, and every effect happens once.
+
+Writers and workers are processes. A worker that is paused in the middle of a reaction wakes up late
+for certain, and what it then commits is refused; a server without the fence shows that the test
+would notice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost.events import OpenApp
+from tests.engines import emptied, server_at
+from tests.engines import empty_store as empty_store
+from tests.engines import engine as engine
+from tests.faults.events_worker import declare
+from tests.faults.test_groups import Unfenced, wait_until
+from tests.serving import ServerProcess
+
+SOAK = int(os.environ.get("FENCEPOST_FAULT_KILLS", "0"))
+"""How much more each writer does in the long run (`just faults`)."""
+
+
+class Crew:
+    """Processes of one app, with names that are never used twice."""
+
+    def __init__(self, url: str, app: str) -> None:
+        self.url = url
+        self.app = app
+        self.running: dict[str, subprocess.Popen[str]] = {}
+
+    def hire(self, how: str, *numbers: int) -> str:
+        name = f"w{len(self.running)}"
+        arguments = (self.url, self.app, name, how, *map(str, numbers))
+        command = [sys.executable, "-m", "tests.faults.events_worker", *arguments]
+        self.running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return name
+
+    def finish(self, *names: str) -> None:
+        for name in names:
+            self.running[name].communicate()
+            assert self.running[name].returncode == 0
+
+    def heard(self, name: str) -> dict[str, str]:
+        output = self.running[name].stdout
+        assert output is not None
+        said: dict[str, str] = json.loads(output.readline())
+        return said
+
+    def kill(self, name: str) -> None:
+        process = self.running[name]
+        if process.poll() is None:
+            process.kill()
+            process.send_signal(signal.SIGCONT)
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@contextmanager
+def crew_of(url: str, app: str) -> Iterator[Crew]:
+    crew = Crew(url, app)
+    try:
+        yield crew
+    finally:
+        for name in crew.running:
+            crew.kill(name)
+
+
+@pytest.fixture(scope="module")
+def server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with emptied(engine, tmp_path_factory.mktemp("data")) as store, server_at(store) as running:
+        yield running
+
+
+@contextmanager
+def opened(url: str, app: str) -> Iterator[OpenApp]:
+    with fencepost.connect(url) as client, declare(app, "test").app.open(client) as found:
+        yield found
+
+
+def numbers(found: OpenApp, folder: str) -> Counter[str]:
+    """The numbers in the streams of a folder, whose versions have no gap and no double."""
+    versions: dict[str, list[int]] = {}
+    counted: Counter[str] = Counter()
+    for event in found.query(stream=f"{found.app.name}-{folder}/*"):
+        versions.setdefault(event.stream, []).append(event.version)
+        counted[event.data.number] += 1
+    assert all(seen == list(range(len(seen))) for seen in versions.values())
+    return counted
+
+
+def expected(names: list[str], count: int) -> Counter[str]:
+    return Counter(f"{name}:{n}" for name in names for n in range(count))
+
+
+def wait_for_totals(found: OpenApp, count: int) -> None:
+    wait_until(lambda: sum(numbers(found, "totals").values()) >= count)
+    wait_until(lambda: found.group.stats()["leased"] == 0)
+
+
+@pytest.mark.parametrize(("app", "how", "jobs"), [("storm", "act", 10), ("same", "collide", 1)])
+def test_what_four_writers_commit_is_all_there(
+    server: ServerProcess, app: str, how: str, jobs: int
+) -> None:
+    """Commit storm over many streams, and all writers on one stream with retries on conflict."""
+    count = 10 + SOAK
+    with opened(server.url, app) as found, crew_of(server.url, app) as crew:
+        writers = [crew.hire(how, count, jobs) for _ in range(4)]
+        crew.finish(*writers)
+
+        assert numbers(found, "jobs") == expected(writers, count)
+
+
+def test_what_is_committed_under_churn_is_drained_once(server: ServerProcess) -> None:
+    count = 15 + SOAK
+    with opened(server.url, "churn") as found, crew_of(server.url, "churn") as crew:
+        writers = []
+        for _ in range(2):
+            crew.hire("work")
+            writers.append(crew.hire("act", count, 5))
+        crew.finish(*writers)
+        wait_for_totals(found, 2 * count)
+
+        committed = numbers(found, "jobs")
+        assert committed == expected(writers, count)
+        assert numbers(found, "totals") == committed
+
+
+def test_killed_workers_take_nothing_with_them(server: ServerProcess) -> None:
+    with opened(server.url, "killed") as found, crew_of(server.url, "killed") as crew:
+        workers = [crew.hire("work") for _ in range(3)]
+        writer = crew.hire("act", 40, 5)
+        wait_until(lambda: bool(numbers(found, "totals")))
+        crew.kill(workers[0])
+        crew.finish(writer)
+        wait_for_totals(found, 40)
+
+        assert numbers(found, "totals") == expected([writer], 40)
+
+
+def freeze_and_wake(url: str) -> tuple[str, Counter[str]]:
+    """A worker sleeps through its lease in the middle of a reaction, and another one handles the
+    event; what came of the first one's commit, and all effects.
+    """
+    with opened(url, "frozen") as found, crew_of(url, "frozen") as crew:
+        writer = crew.hire("act", 1, 1)
+        crew.finish(writer)
+        sleeper = crew.hire("freeze")
+        crew.heard(sleeper)
+        _, status = os.waitpid(crew.running[sleeper].pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), "the worker ended instead of stopping itself"
+        crew.hire("work")
+        wait_for_totals(found, 1)
+        crew.running[sleeper].send_signal(signal.SIGCONT)
+        late = crew.heard(sleeper)["late"]
+        return late, numbers(found, "totals")
+
+
+def test_a_worker_that_slept_through_its_lease_stores_nothing(server: ServerProcess) -> None:
+    late, totals = freeze_and_wake(server.url)
+
+    assert late == "lost"
+    assert list(totals.values()) == [1]
+
+
+def test_without_the_fence_its_effects_would_be_stored_twice(empty_store: Path | str) -> None:
+    """Not about the server: this shows that the test above fails, every time, without the fence."""
+    if isinstance(empty_store, Path):
+        unfenced = Unfenced(empty_store)
+    else:
+        unfenced = Unfenced(store=empty_store)
+    with unfenced:
+        late, totals = freeze_and_wake(unfenced.url)
+
+    assert late == "committed"
+    assert list(totals.values()) == [2]
