@@ -31,6 +31,8 @@ COMMANDS = {
     "writers": "writers",
     "writer-history": "writers",
     "forget-writer": "writers",
+    "send": "meshes",
+    "inbox": "meshes",
     "bench": "bench",
     "migrate": "migrate",
     "check": "data",
@@ -40,13 +42,15 @@ COMMANDS = {
 """Commands in the order of the help, each with the module that has a function of its name."""
 
 GROUPS = {
-    "groups": "groups",
-    "subscriptions": "subscriptions",
-    "events": "events",
-    "token": "tokens",
-    "pipeline": "pipeline",
+    "groups": "groups:app",
+    "subscriptions": "subscriptions:app",
+    "events": "events:app",
+    "mesh": "meshes:mesh_app",
+    "messages": "meshes:messages_app",
+    "token": "tokens:app",
+    "pipeline": "pipeline:app",
 }
-"""Commands that have commands below them, each with the module of its application."""
+"""Groups of commands, each with the module that has them and their name there."""
 
 
 def build(only: str | None = None) -> typer.Typer:
@@ -63,9 +67,11 @@ def build(only: str | None = None) -> typer.Typer:
         if only in (None, name):
             function = name.replace("-", "_")
             app.command(name)(getattr(import_module(f"fencepost.cli.{module}"), function))
-    for name, module in GROUPS.items():
+    for name, place in GROUPS.items():
         if only in (None, name):
-            app.add_typer(import_module(f"fencepost.cli.{module}").app, name=name)
+            module, _, commands = place.partition(":")
+            found = getattr(import_module(f"fencepost.cli.{module}"), commands)
+            app.add_typer(found, name=name)
     return app
 
 

@@ -403,6 +403,28 @@ class WebhookReplayedError(WebhookSignatureError):
     """The very same webhook request came before. Answer it with 409 and do nothing."""
 
 
+class MeshNotFoundError(ResponseError):
+    """There is no such mesh. Make it with `client.mesh(name).make()`."""
+
+
+class MeshExistsError(ConflictError):
+    """A mesh of this name has other settings, or is being deleted."""
+
+
+class DestinationNotFoundError(NotFoundError):
+    """The mesh has no such topic, member or queue. The id of the send is still free."""
+
+
+class FeatureRefusedError(ConflictError):
+    """The mesh does not offer what is required; `kind`, `feature` and `close_code` say what."""
+
+    @property
+    def close_code(self) -> int | None:
+        """The code with which a session would be closed."""
+        found = self.problem.get("close_code")
+        return found if isinstance(found, int) else None
+
+
 class CorrelationMovedError(ConflictError):
     """Another worker correlated meanwhile, up to `watermark`. Go on from there."""
 
@@ -587,6 +609,10 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "writer_held": WriterHeldError,
     "group_not_found": GroupNotFoundError,
     "group_exists": GroupExistsError,
+    "mesh_not_found": MeshNotFoundError,
+    "mesh_exists": MeshExistsError,
+    "destination_not_found": DestinationNotFoundError,
+    "feature_refused": FeatureRefusedError,
     "correlation_moved": CorrelationMovedError,
     "subscription_not_found": SubscriptionNotFoundError,
     "subscription_exists": SubscriptionExistsError,

@@ -160,6 +160,8 @@ class Claim(NamedTuple):
     lagging_share: float = SHARE_AT_FIRST
     cycle: int = 0
     """Counts the claims: very small ones take turns between oldest, most urgent and newest."""
+    take: bool = False
+    """Take the inbox of a member from the worker that holds it, and also when it is empty."""
 
 
 class Claimed(NamedTuple):
@@ -255,6 +257,32 @@ def decide_claim(
         for row, leading in chosen
     ]
     return ClaimDecision(leases, blocked)
+
+
+class InboxHeld(NamedTuple):
+    """Another worker holds the inbox, and the mesh lets the older connection keep it."""
+
+
+def decide_take(
+    row: Target, claim: Claim, *, keeps_oldest: bool, now_ms: int
+) -> ClaimDecision | InboxHeld:
+    """Give the one target of an inbox to a worker, whether there is work or not.
+
+    The number of the lease grows, so the worker that had it before is fenced off.
+    """
+    held = row.worker not in (None, claim.worker) and not has_passed(row.lease_until_ms, now_ms)
+    if held and keeps_oldest:
+        return InboxHeld()
+    if row.blocked:
+        return ClaimDecision((), ())
+    taken = row._replace(
+        token=row.token + 1,
+        worker=claim.worker,
+        lease_until_ms=now_ms + claim.lease_ms,
+        deferred_until_ms=0,
+        updated_ms=now_ms,
+    )
+    return ClaimDecision((Claimed(taken, leading=False),), ())
 
 
 def _choose(rows: list[Target], slots: Slots) -> list[tuple[Target, bool]]:

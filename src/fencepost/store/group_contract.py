@@ -26,6 +26,7 @@ from fencepost.protocol.leases import (
     Claimed,
     Correlated,
     CorrelationMoved,
+    InboxHeld,
     LeaseRef,
     Parked,
     Target,
@@ -217,6 +218,7 @@ GroupOutcome = (
     | CorrelationMoved
     | BeyondHead
     | ClaimDone
+    | InboxHeld
     | AckDone
     | AckRefused
     | RenewDone

@@ -14,11 +14,13 @@ from typing import Any, Literal, Self, TypeVar
 from fencepost.client import operations, subscriptions, writers
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.groups import AsyncGroup
+from fencepost.client.aio.meshes import AsyncMesh
 from fencepost.client.aio.readings import AsyncListing, AsyncLogReading
 from fencepost.client.aio.streams import AsyncStream
 from fencepost.client.aio.subscriptions import AsyncSubscription
 from fencepost.client.arrow_log import ArrowPage, arrow_page
 from fencepost.client.groups import GroupInfo
+from fencepost.client.meshes import MeshInfo
 from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
 from fencepost.client.reading import LogReader, Pages
 from fencepost.client.results import (
@@ -116,6 +118,15 @@ class AsyncClient:
     async def webhook_keys(self) -> dict[str, Any]:
         """The public keys that the server signs webhooks with, for `verify_webhook`."""
         return await self._driver.run(subscriptions.webhook_keys(self._driver.settings))
+
+    def mesh(self, name: str) -> AsyncMesh:
+        """A mesh by its name, without asking for it."""
+        return AsyncMesh(self._driver, name)
+
+    def meshes(self) -> AsyncListing[MeshInfo]:
+        """The meshes of the server, in the order of their names."""
+        pages = Pages(self._driver.settings, "/v1/mesh", "meshes", MeshInfo, [])
+        return AsyncListing(self._driver, pages)
 
     def producers(
         self, *, stream: str | None = None, match: str | None = None

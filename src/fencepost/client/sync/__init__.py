@@ -3,6 +3,7 @@
 
 from fencepost.client.sync.client import Client
 from fencepost.client.sync.groups import Group
+from fencepost.client.sync.meshes import Mesh
 from fencepost.client.sync.readings import Listing, LogReading, Reading
 from fencepost.client.sync.streams import Stream
 from fencepost.client.sync.subscriptions import Subscription, Wake
@@ -11,6 +12,7 @@ from fencepost.client.sync.webhooks import WebhookVerifier
 __all__ = [
     "Client",
     "Group",
+    "Mesh",
     "Listing",
     "LogReading",
     "Reading",

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 from fencepost.client import operations, subscriptions, writers
 from fencepost.client.arrow_log import ArrowPage, arrow_page
 from fencepost.client.groups import GroupInfo
+from fencepost.client.meshes import MeshInfo
 from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
 from fencepost.client.reading import LogReader, Pages
 from fencepost.client.results import (
@@ -31,6 +32,7 @@ from fencepost.client.settings import JSON, ClientSettings, Value
 from fencepost.client.subscriptions import SubscriptionInfo
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
+from fencepost.client.sync.meshes import Mesh
 from fencepost.client.sync.readings import Listing, LogReading
 from fencepost.client.sync.streams import Stream
 from fencepost.client.sync.subscriptions import Subscription
@@ -113,6 +115,15 @@ class Client:
     def webhook_keys(self) -> dict[str, Any]:
         """The public keys that the server signs webhooks with, for `verify_webhook`."""
         return self._driver.run(subscriptions.webhook_keys(self._driver.settings))
+
+    def mesh(self, name: str) -> Mesh:
+        """A mesh by its name, without asking for it."""
+        return Mesh(self._driver, name)
+
+    def meshes(self) -> Listing[MeshInfo]:
+        """The meshes of the server, in the order of their names."""
+        pages = Pages(self._driver.settings, "/v1/mesh", "meshes", MeshInfo, [])
+        return Listing(self._driver, pages)
 
     def producers(
         self, *, stream: str | None = None, match: str | None = None

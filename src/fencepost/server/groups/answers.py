@@ -9,7 +9,14 @@ import msgspec
 
 from fencepost.http.messages import Response
 from fencepost.protocol.groups import Group, GroupExists, GroupInvalid, LimitExceeded
-from fencepost.protocol.leases import BeyondHead, CorrelationMoved, LeaseRef, Parked, Target
+from fencepost.protocol.leases import (
+    BeyondHead,
+    CorrelationMoved,
+    InboxHeld,
+    LeaseRef,
+    Parked,
+    Target,
+)
 from fencepost.protocol.streams import JSON, media_type
 from fencepost.server.handlers import rendering
 from fencepost.server.handlers.rendering import BROWSER, refused, with_fields
@@ -65,6 +72,10 @@ def refusal(name: str, outcome: GroupOutcome | Failed | Unknown) -> Response:
             return refused(409, "group_exists", "Group exists", detail)
         case GroupInvalid(detail):
             return refused(400, "group_invalid", "Group invalid", detail)
+        case InboxHeld():
+            detail = "another worker holds this inbox, and the mesh is prefer_oldest: wait for it"
+            problem = refused(409, "member_already_connected", "Member already connected", detail)
+            return with_fields(problem, close_code=4004)
         case LimitExceeded(limit, maximum):
             detail = f"the request goes past {limit}, which is {maximum}"
             problem = refused(413, "limit_exceeded", "Limit exceeded", detail)

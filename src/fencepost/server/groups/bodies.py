@@ -57,6 +57,7 @@ class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
     lease_ms: int | None = None
     lane: str | None = None
     wait_ms: int = 0
+    take: bool = False
 
 
 class FailureBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -200,7 +201,7 @@ class Bodies:
         good(within("events_max", body.events_max, 0, groups.claim_events_max))
         good(within("wait_ms", body.wait_ms, 0, TIME_MS_MAX))
         asked_ms = self.lease_ms(body.lease_ms, lease_ms)
-        return Claim(body.worker, body.streams_max, asked_ms, body.lane, share, cycle)
+        return Claim(body.worker, body.streams_max, asked_ms, body.lane, share, cycle, body.take)
 
     def lease_ms(self, asked: int | None, default: int) -> int:
         """How long a lease is to last."""

@@ -61,6 +61,11 @@ SCAN_ROWS = 1_000
 """Targets that one page of a list looks through for those that it shows."""
 
 
+def is_inbox(name: str) -> bool:
+    """Whether a group is that of a member's inbox."""
+    return name.startswith("mesh:") and name.split(":")[2] == "inbox"
+
+
 class Groups:
     """The handlers of groups."""
 
@@ -242,6 +247,8 @@ class Groups:
         known = await self.working.find(name)
         if known is None:
             return answers.group_missing(name)
+        if body.take and not is_inbox(name):
+            raise bad("group_invalid", "take is for the groups of inboxes: mesh:MESH:inbox:MEMBER")
         known.cycle += 1
         claim = self._bodies.claim(
             body, known.group.settings.lease_ms, share=known.share, cycle=known.cycle

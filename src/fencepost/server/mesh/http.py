@@ -11,6 +11,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -281,6 +282,8 @@ class Meshes:
     def offered(self, mesh: Mesh) -> Supported:
         """What a mesh offers on this server."""
         limits = self._mesh_limits
+        # A body is taken inline only, so no larger one is offered.
+        limits = replace(limits, blob_bytes_max=limits.inline_bytes_max)
         return features.offered(mesh.settings, limits, dedupes=limits.dedupe)
 
     # For administrators

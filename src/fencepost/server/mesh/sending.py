@@ -90,6 +90,9 @@ class Sending:
         )
         if isinstance(send, Unsendable):
             return answer_send(send)
+        if send.body.parts:
+            detail = "staged parts are not taken as a body yet: send it inline, or to a stream"
+            return answer_send(Unsendable("body_invalid", detail))
         path = destination_path(mesh, send.kind, send.ref)
         if principal is not None and not principal.may(APPEND, path):
             return SendAnswer(403, "forbidden", {"detail": "you lack the verb append here"})

@@ -5,34 +5,42 @@ How the events of leases are read is in `group_events.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from fencepost.protocol.fingerprints import DEFAULT_PRIORITY, Priority
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import Correlated, Parked, Target, message_target
 from fencepost.protocol.logs import Selection
+from fencepost.protocol.meshes import LEASE_PRIORITIES
 from fencepost.store.group_contract import (
     Correlation,
+    Event,
     EventSpan,
     LaneStats,
     SpanEvents,
     WorkerRow,
 )
 from fencepost.store.read.chunks import Readers
-from fencepost.store.read.group_events import events_in_range, events_of, has_name
-from fencepost.store.read.log_selection import head_of, row_start, run
+from fencepost.store.read.group_events import events_in_range, events_of, has_name, stream_events
+from fencepost.store.read.log_selection import first_place, head_of, row_start, run
 from fencepost.store.sql import Connection, Row
 from fencepost.store.write.groups import (
     BLOCKED,
     DUE,
     IDLE,
+    MESH,
     group_from_row,
     parked_from_row,
     target_from_row,
 )
 
+MESH_PIECE_EVENTS = 1_000
+"""Messages of a queue or an inbox that are correlated at once."""
 PIECE_POSITIONS = 10_000
 """Positions that are correlated at once."""
 
@@ -102,10 +110,54 @@ def correlation_of(connection: Connection, group: Group) -> Correlation | None:
     with connection:
         head = head_of(connection)
         after = group.watermark
+        if group.name.startswith(MESH):
+            return None if head <= after else _mesh_correlation(connection, group, head)
         until = min(head, after + PIECE_POSITIONS)
         if until <= after:
             return None
         return Correlation(after, until, _found(connection, group, after + 1, until))
+
+
+class _Sent(msgspec.Struct):
+    priority: Priority = DEFAULT_PRIORITY
+
+
+_SENT = msgspec.json.Decoder(_Sent)
+
+
+def _mesh_correlation(connection: Connection, group: Group, head: int) -> Correlation:
+    """The same for a queue or an inbox, whose one stream is read instead of the whole log."""
+    [source] = group.settings.sources
+    low, until = group.watermark + 1, head
+    found: list[Correlated] = []
+    for event in _stream_from(connection, source, low):
+        if event.position > head:
+            break
+        if len(found) == MESH_PIECE_EVENTS:
+            until = event.position - 1
+            break
+        if event.position < low:
+            continue
+        if group.settings.targets == "message":
+            target = message_target(source, event.position)
+            priority = LEASE_PRIORITIES[_SENT.decode(event.data).priority]
+            found.append(Correlated(target, source, event.position, None, priority))
+        elif len(found) < 2:
+            found.append(Correlated(source, source, event.position))
+        else:
+            # Both ends: where the work begins tells how old it is.
+            found[1] = Correlated(source, source, event.position)
+    return Correlation(group.watermark, until, found)
+
+
+def _stream_from(connection: Connection, path: str, position: int) -> Iterator[Event]:
+    """The messages of a stream from the row on that a position lies in."""
+    start = row_start(connection, position)
+    # The stream of a mesh is as old as its group: there is no older one to read.
+    for _, stream, *_ in connection.fetch("stream_at_path", (path,)):
+        place = first_place(connection, stream, start)
+        if place is not None:
+            yield from stream_events(connection, path, stream, place, MESH_PIECE_EVENTS)
 
 
 def _found(connection: Connection, group: Group, low: int, high: int) -> list[Correlated]:

@@ -37,9 +37,11 @@ from fencepost.protocol.leases import (
     DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
+    Claim,
     CorrelationDecision,
     CorrelationMoved,
     GroupGone,
+    InboxHeld,
     LeaseLost,
     LeaseRef,
     Parked,
@@ -49,6 +51,7 @@ from fencepost.protocol.leases import (
     decide_correlate,
     decide_release,
     decide_renew,
+    decide_take,
     share_slots,
 )
 from fencepost.store.group_contract import (
@@ -74,6 +77,7 @@ from fencepost.store.group_contract import (
     TargetMissing,
 )
 from fencepost.store.write.groups import MESH, GroupChanges, Groups
+from fencepost.store.write.sends import Meshes
 
 CANDIDATES_MAX = 1_000
 """Rows that a claim looks at when its worker may not read every source."""
@@ -87,6 +91,7 @@ class Numbers(Protocol):
     """The ledger, as far as groups ask it."""
 
     groups: Groups
+    meshes: Meshes
     next_position: int
     next_stream: int
 
@@ -200,18 +205,37 @@ class GroupDecider:
 
     def _work(
         self, group: Group, request: DeleteGroup | ClaimTargets | AckLeases | RenewLeases
-    ) -> GroupDeleted | ClaimDone | AckDone | AckRefused | RenewDone:
+    ) -> GroupDeleted | ClaimDone | InboxHeld | AckDone | AckRefused | RenewDone:
         match request:
             case DeleteGroup():
                 self._tick()
                 self._groups.delete_group(self._open_group(), group)
                 return GroupDeleted()
-            case ClaimTargets():
-                return self._claim(group, request)
+            case ClaimTargets(claim=claim):
+                return self._take(group, claim) if claim.take else self._claim(group, request)
             case AckLeases():
                 return self._ack(group, request)
             case RenewLeases():
                 return self._renew(group, request)
+
+    def _take(self, group: Group, claim: Claim) -> ClaimDone | InboxHeld:
+        """Give the inbox of a member to the worker that asks for it."""
+        now_ms = self._tick()
+        [source] = group.settings.sources
+        row = self._groups.find(group.id, source)
+        mesh = self._ledger.meshes.find(group.name.split(":")[1])
+        keeps_oldest = mesh is not None and mesh.settings.default_policy == "prefer_oldest"
+        current = row or Target(source, source, at=group.start)
+        decision = decide_take(current, claim, keeps_oldest=keeps_oldest, now_ms=now_ms)
+        if isinstance(decision, InboxHeld):
+            return decision
+        for lease in decision.leases:
+            self._groups.save(self._open_group(), group.id, lease.row)
+        if row is None:
+            lanes = (*group.lanes, current.lane) if current.lane not in group.lanes else group.lanes
+            group = self._recount(group._replace(lanes=lanes), targets=1)
+        aside = [self._aside(group, lease.row) for lease in decision.leases]
+        return ClaimDone(group, decision.leases, (), None, now_ms, aside)
 
     def _claim(self, group: Group, request: ClaimTargets) -> ClaimDone:
         now_ms = self._tick()

@@ -1,0 +1,200 @@
+"""Meshes through the async client: make one, name its members, send, read what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from fencepost.client import meshes
+from fencepost.client.aio.connections import AsyncDriver
+from fencepost.client.aio.groups import AsyncGroup
+from fencepost.client.aio.readings import AsyncListing
+from fencepost.client.meshes import (
+    DedupeInfo,
+    MeshInfo,
+    MeshName,
+    OrphanReport,
+    Rebuilt,
+    SendOutcome,
+    SendReceipt,
+    TopicMember,
+)
+from fencepost.client.operations import query_of
+from fencepost.client.reading import Pages
+
+T = TypeVar("T")
+
+
+class AsyncMesh:
+    """A mesh by its name. `client.mesh(name)` makes this object, and asks nothing."""
+
+    def __init__(self, driver: AsyncDriver, name: str) -> None:
+        self._driver = driver
+        self.name = name
+
+    async def make(
+        self,
+        *,
+        dedupe_mode: str | None = None,
+        dedupe_retention_days: int | None = None,
+        default_policy: str | None = None,
+    ) -> MeshInfo:
+        """Make the mesh; fine if it exists with these settings."""
+        values = {
+            "dedupe_mode": dedupe_mode,
+            "dedupe_retention_days": dedupe_retention_days,
+            "default_policy": default_policy,
+        }
+        made = meshes.put(self._driver.settings, self.name, "", values)
+        return msgspec.convert(await self._driver.run(made), MeshInfo)
+
+    async def info(self) -> MeshInfo:
+        """The mesh and its settings."""
+        found = meshes.get(self._driver.settings, self.name)
+        return msgspec.convert(await self._driver.run(found), MeshInfo)
+
+    async def delete(self) -> None:
+        """Delete the mesh with its topics, inboxes and queues."""
+        await self._driver.run(meshes.delete(self._driver.settings, self.name))
+
+    # Members, topics, queues
+
+    async def make_member(self, name: str) -> MeshName:
+        """Make a member with an inbox; fine if it is there."""
+        return await self._make(f"members/{name}")
+
+    async def make_topic(self, name: str, members: Sequence[str] = ()) -> MeshName:
+        """Make a topic, and let these members listen to it."""
+        made = await self._make(f"topics/{name}")
+        for member in members:
+            await self.join(name, member)
+        return made
+
+    async def make_queue(self, name: str) -> MeshName:
+        """Make a queue; fine if it is there."""
+        return await self._make(f"queues/{name}")
+
+    async def join(self, topic: str, member: str) -> None:
+        """Let a member get what is sent to a topic from now on."""
+        await self._put(f"topics/{topic}/members/{member}")
+
+    async def leave(self, topic: str, member: str) -> None:
+        """Let a member get what is sent to a topic no more."""
+        await self._delete(f"topics/{topic}/members/{member}")
+
+    async def delete_member(self, name: str) -> None:
+        """Delete a member and its inbox."""
+        await self._delete(f"members/{name}")
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its messages."""
+        await self._delete(f"topics/{name}")
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue and its messages."""
+        await self._delete(f"queues/{name}")
+
+    def members(self) -> AsyncListing[MeshName]:
+        """The members of the mesh, in the order of their names."""
+        return self._pages("members", "members", MeshName)
+
+    def topics(self) -> AsyncListing[MeshName]:
+        """The topics of the mesh."""
+        return self._pages("topics", "topics", MeshName)
+
+    def queues(self) -> AsyncListing[MeshName]:
+        """The queues of the mesh."""
+        return self._pages("queues", "queues", MeshName)
+
+    def topic_members(self, topic: str) -> AsyncListing[TopicMember]:
+        """Who listens to a topic."""
+        return self._pages(f"topics/{topic}/members", "members", TopicMember)
+
+    def inbox(self, member: str) -> AsyncGroup:
+        """The group through which the inbox of a member is consumed."""
+        return AsyncGroup(self._driver, f"mesh:{self.name}:inbox:{member}")
+
+    def queue(self, name: str) -> AsyncGroup:
+        """The group through which workers share the messages of a queue."""
+        return AsyncGroup(self._driver, f"mesh:{self.name}:queue:{name}")
+
+    # Sending
+
+    async def send(
+        self,
+        to: str,
+        body: Any,
+        *,
+        id: str | None = None,
+        sender: str | None = None,
+        priority: str | None = None,
+        reply_to: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> SendReceipt:
+        """Store a message for `topic:NAME`, `dm:MEMBER` or `queue:NAME`, once for each id.
+
+        Without an id one is made, and the retries of this call use it. The same id with another
+        message raises `KeyReusedError`.
+        """
+        more = {"sender": sender, "priority": priority, "reply_to": reply_to, "meta": meta}
+        settings = self._driver.settings
+        fields = meshes.envelope(settings, to, body, id, more)
+        return await self._driver.run(meshes.send(settings, self.name, fields))
+
+    async def send_all(self, sends: Sequence[Mapping[str, Any]]) -> list[SendOutcome]:
+        """Several sends, each as the fields of a send with an id; what came of each."""
+        given = [dict(fields) for fields in sends]
+        return await self._driver.run(meshes.send_all(self._driver.settings, self.name, given))
+
+    async def features(self) -> dict[str, Any]:
+        """What the mesh offers."""
+        found = await self._driver.run(meshes.get(self._driver.settings, self.name, "features"))
+        supported: dict[str, Any] = found["supported"]
+        return supported
+
+    async def negotiate(
+        self,
+        require: Mapping[str, Any] | None = None,
+        optional: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Whether the mesh offers what is required; raises `FeatureRefusedError` if not."""
+        body = {"require": require or {}, "optional": optional or {}}
+        settings = self._driver.settings
+        return await self._driver.run(meshes.post(settings, self.name, "negotiate", body=body))
+
+    # For administrators
+
+    def dedupe(self, *, as_of: str | None = None) -> AsyncListing[DedupeInfo]:
+        """What the server remembers of each send."""
+        return self._pages("dedupe", "rows", DedupeInfo, {"as_of": as_of})
+
+    async def check(self) -> OrphanReport:
+        """Hold dedupe rows and messages against each other, both ways."""
+        return await self._driver.run(meshes.check(self._driver.settings, self.name))
+
+    async def rebuild(self, *, dry_run: bool = True) -> Rebuilt:
+        """Write missing dedupe rows from messages; with `dry_run` only count them."""
+        rebuilt = meshes.rebuild(self._driver.settings, self.name, dry_run=dry_run)
+        return await self._driver.run(rebuilt)
+
+    async def sweep(self) -> int:
+        """Forget the sends whose time is over; how many there were."""
+        return await self._driver.run(meshes.sweep(self._driver.settings, self.name))
+
+    async def _make(self, what: str) -> MeshName:
+        return msgspec.convert(await self._put(what), MeshName)
+
+    async def _put(self, what: str) -> dict[str, Any]:
+        return await self._driver.run(meshes.put(self._driver.settings, self.name, what))
+
+    async def _delete(self, what: str) -> None:
+        await self._driver.run(meshes.delete(self._driver.settings, self.name, what))
+
+    def _pages(
+        self, what: str, field: str, kind: type[T], query: dict[str, Any] | None = None
+    ) -> AsyncListing[T]:
+        settings = self._driver.settings
+        path = f"/v1/mesh/{self.name}/{what}"
+        return AsyncListing(self._driver, Pages(settings, path, field, kind, query_of(query or {})))
