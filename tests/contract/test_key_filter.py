@@ -58,7 +58,9 @@ async def listed(store: SqliteStore, limit: int) -> list[tuple[str | None, str]]
     found = []
     after = (-1, "", "")
     while True:
-        page = await store.readers.run(partial(keys, after=after, as_of_ms=None, limit=limit))
+        page = await store.readers.run(
+            partial(keys, after=after, as_of_ms=None, owner=None, limit=limit)
+        )
         found += [(key.stream, key.key) for key in page.entries]
         if page.next is None:
             return found
