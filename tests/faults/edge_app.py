@@ -27,7 +27,9 @@ from fencepost.events.edge import (
 FOLDER = Path(os.environ["EDGE_FOLDER"])
 NAME = os.environ["EDGE_NAME"]
 LEASE_S = float(os.environ["EDGE_LEASE_S"])
-SETTINGS = IdempotencySettings(on_running="wait", wait_s_max=120, lease_s=LEASE_S)
+SETTINGS = IdempotencySettings(
+    on_running="wait", wait_s_max=120, backend_s_max=120, lease_s=LEASE_S
+)
 
 
 def backend() -> Backend:

@@ -23,7 +23,7 @@ from tests.serving import ServerProcess
 
 FULL = Failed(full=True)
 BLOCK = bytes(20_000)
-ROOM = 700_000
+ROOM = 900_000
 """What an empty store takes, and some appends."""
 
 

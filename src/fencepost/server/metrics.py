@@ -5,6 +5,7 @@ Nothing here is called for each request. Counters live where the work is done; a
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Protocol
@@ -26,7 +27,7 @@ from fencepost.server.mesh.sending import Sending
 from fencepost.server.subscriptions.registry import Counts, Registry
 from fencepost.server.tails import Tails
 from fencepost.server.waiters import Waiters
-from fencepost.store.contract import Counters
+from fencepost.store.contract import Counters, StoreAwayError
 from fencepost.store.opener import Opened
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -119,9 +120,10 @@ class Metrics:
         self._answers.add(answers)
 
     async def render(self) -> bytes:
-        """All metrics as text."""
+        """All metrics as text. While the database is away, groups show the figures of before."""
         if self._gauges is not None:
-            await self._gauges.refresh()
+            with contextlib.suppress(StoreAwayError):
+                await self._gauges.refresh()
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
