@@ -59,7 +59,7 @@ def test_a_message_too_deep_for_this_stack_is_an_error_of_ours(
 
     with client:
         odd = client.create("odd-depth")
-        post(server_process, "odd-depth", b"[" * 900 + b"]" * 900)
+        post(server_process, "odd-depth", b"[" * 500 + b"]" * 500)
 
         with pytest.raises(fencepost.UnreadableError, match="too deeply"):
-            deep(300)
+            deep(600)
