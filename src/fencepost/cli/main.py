@@ -47,6 +47,7 @@ GROUPS = {
     "events": "events:app",
     "mesh": "meshes:mesh_app",
     "messages": "meshes:messages_app",
+    "outbox": "outbox:app",
     "token": "tokens:app",
     "pipeline": "pipeline:app",
 }
