@@ -147,10 +147,15 @@ def delete(settings: ClientSettings, mesh: str, what: str = "") -> Operation[Non
 def envelope(
     settings: ClientSettings, to: str, body: Any, message_id: str | None, more: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """The fields of a send, with an id that is made here if none is given."""
+    return envelope_of(to, body, message_id or new_key(settings), more)
+
+
+def envelope_of(to: str, body: Any, message_id: str, more: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a send: text as `body`, bytes as `body_base64`, anything else as `json`."""
     kind, _, ref = to.partition(":")
     fields: dict[str, Any] = {key: value for key, value in more.items() if value is not None}
-    fields |= {"kind": kind, "ref": ref, "client_message_id": message_id or new_key(settings)}
+    fields |= {"kind": kind, "ref": ref, "client_message_id": message_id}
     if isinstance(body, str):
         fields["body"] = body
     elif isinstance(body, bytes | bytearray | memoryview):
@@ -162,7 +167,11 @@ def envelope(
 
 def send(settings: ClientSettings, mesh: str, fields: Mapping[str, Any]) -> Operation[SendReceipt]:
     """Store a message once, however often this is repeated."""
-    data = encode_json(fields)
+    return (yield from send_encoded(settings, mesh, encode_json(fields)))
+
+
+def send_encoded(settings: ClientSettings, mesh: str, data: bytes) -> Operation[SendReceipt]:
+    """The same for a send that is JSON already."""
     request = Request("POST", mesh_target(mesh, "send"), (("Content-Type", JSON),), data)
     answer = yield from exchange(settings, request, Kind.WRITE)
     return decoded(answer.response, SendReceipt)

@@ -144,6 +144,10 @@ class Mesh:
         fields = meshes.envelope(settings, to, body, id, more)
         return self._driver.run(meshes.send(settings, self.name, fields))
 
+    def send_encoded(self, data: bytes) -> SendReceipt:
+        """Store a message that is the JSON of a send already, with its id in it."""
+        return self._driver.run(meshes.send_encoded(self._driver.settings, self.name, data))
+
     def send_all(self, sends: Sequence[Mapping[str, Any]]) -> list[SendOutcome]:
         """Several sends, each as the fields of a send with an id; what came of each."""
         given = [dict(fields) for fields in sends]
