@@ -117,8 +117,10 @@ def test_what_is_deleted_is_gone(client: Client, orders: Stream) -> None:
         orders.read().messages()
     with pytest.raises(fencepost.StreamNotFoundError):
         orders.delete()
-    with pytest.raises(fencepost.StreamNotFoundError):
+    with pytest.raises(fencepost.StreamNotFoundError) as never:
         client.stream("never").append(1)
+    assert f"request {never.value.request_id}" in str(never.value)
+    assert never.value.request_id is not None
 
 
 def test_a_fork_goes_its_own_way(orders: Stream) -> None:

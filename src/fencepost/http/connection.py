@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, cast
 
 from fencepost.http.exchanges import Exchange, Turns
 from fencepost.http.front import Front, StallWatch
-from fencepost.http.messages import Request, Response, StreamingResponse, UpgradeResponse
+from fencepost.http.messages import (
+    Request,
+    Response,
+    StreamingResponse,
+    UpgradeResponse,
+)
 from fencepost.http.parser import RequestReader, Stopped, Upgraded
 from fencepost.http.problems import failure, problem
 from fencepost.http.streaming import JOIN_BYTES_MAX, OutgoingStream
@@ -326,8 +331,11 @@ class Connection(asyncio.Protocol):
             ending = b"Connection: close\r\n" + ending
         elif exchange.version == "1.0":
             ending = b"Connection: keep-alive\r\n" + ending
+        headers = answer.headers
+        if status >= 400:
+            headers = self.front.request_ids.name(request, answer)
         try:
-            head = render_head(status, answer.headers, self.front.date_line, ending, answer.block)
+            head = render_head(status, headers, self.front.date_line, ending, answer.block)
         except ValueError:
             self._fail()
             return
@@ -344,7 +352,8 @@ class Connection(asyncio.Protocol):
         answer = failure()
         assert isinstance(answer.body, bytes)
         ending = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(answer.body)
-        self.write(render_head(500, answer.headers, self.front.date_line, ending) + answer.body)
+        headers = self.front.request_ids.name(None, answer)
+        self.write(render_head(500, headers, self.front.date_line, ending) + answer.body)
         self._finish()
 
     def _is_last(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fencepost.clock import Clock
 from fencepost.http.bodies import Bodies, KnowsSender
 from fencepost.http.messages import Answer, App, StreamingResponse
+from fencepost.http.request_ids import RequestIds
 from fencepost.http.settings import HttpSettings
 from fencepost.http.wire import METHODS, date_line
 
@@ -98,6 +99,7 @@ class Front:
         "loop",
         "now_seconds",
         "refusing",
+        "request_ids",
         "settings",
         "takes_websocket",
     )
@@ -116,6 +118,7 @@ class Front:
         self.bodies = Bodies(settings, knows_sender)
         self.takes_websocket = takes_websocket
         self.loop = loop
+        self.request_ids = RequestIds(clock)
         self.counters = HttpCounters()
         self.connections: set[Sweepable] = set()
         self.refusing = 0

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
+from fencepost.clock import SystemClock
 from fencepost.http.front import close_chunks
 from fencepost.http.messages import (
     Answer,
@@ -24,6 +25,7 @@ from fencepost.http.messages import (
     all_headers,
 )
 from fencepost.http.problems import problem
+from fencepost.http.request_ids import RequestIds
 from fencepost.http.settings import HttpSettings
 from fencepost.http.wire import METHODS
 
@@ -55,6 +57,7 @@ class ASGIApp:
     ) -> None:
         self.stop_waiting = stop_waiting
         self._app = app
+        self._request_ids = RequestIds(SystemClock())
         self._settings = settings or HttpSettings()
         self._startup = startup
         self._shutdown = shutdown
@@ -140,6 +143,9 @@ class ASGIApp:
         late: set[asyncio.Task[None]] = set()
 
         def respond(answer: Answer) -> None:
+            if isinstance(answer, Response) and answer.status >= 400:
+                headers = self._request_ids.name(request, answer)
+                answer = Response(answer.status, headers, answer.body, answer.block)
             if not answered.done():
                 answered.set_result(answer)
             elif isinstance(answer, StreamingResponse):

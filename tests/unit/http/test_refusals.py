@@ -6,6 +6,8 @@ opinion; that is why each case is followed by a request that must never be answe
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -401,6 +403,44 @@ async def test_a_refused_head_request_is_answered_without_a_body() -> None:
 
     assert parse_head(head + b"\r\n\r\n").status == 413
     assert body == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed"),
+    [
+        ("X-Request-Id: order-7/retry", "order-7/retry"),
+        ("X-Request-Id: " + "a" * 129, None),
+        ("X-Request-Id: two words", None),
+        ("X-Other: 1", None),
+    ],
+)
+async def test_a_refusal_names_its_request_as_the_client_did_or_by_a_name_of_its_own(
+    sent: str, echoed: str | None
+) -> None:
+    refused = ScriptedApp(answer=Response(409, [(b"X-Own", b"1")], b"no"))
+    async with serving(refused) as listening, connected(listening) as client:
+        await client.send(get("/scripted", sent) * 2 + get("/echo", sent))
+        first, second, taken = [await client.reply() for _ in range(3)]
+
+    assert first.headers["x-own"] == "1"
+    names = [first.headers["x-request-id"], second.headers["x-request-id"]]
+    if echoed is None:
+        assert len(set(names)) == 2
+        assert all(re.fullmatch("[0-9a-f]{8}-[0-9]+", name) for name in names)
+    else:
+        assert names == [echoed, echoed]
+    assert "x-request-id" not in taken.headers
+
+
+async def test_the_log_names_the_request_on_which_the_server_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(ScriptedApp()) as listening, connected(listening) as client:
+        await client.send(get("/raise", "X-Request-Id: order-7"))
+        reply = await client.reply()
+
+    assert (reply.status, reply.headers["x-request-id"]) == (500, "order-7")
+    assert "request order-7 was answered 500" in caplog.text
 
 
 async def test_a_refusal_comes_after_the_answers_to_what_came_before() -> None:

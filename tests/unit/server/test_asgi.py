@@ -175,6 +175,16 @@ async def test_an_answer_has_a_length_exactly_when_it_may_have_a_body(
     assert host.body == (b"abc" if isinstance(answer.body, tuple) else b"")
 
 
+async def test_a_refusal_names_its_request_behind_another_server_too() -> None:
+    host = Host(body(b""))
+    headers = [(b"host", b"test"), (b"x-request-id", b"order-7")]
+    adapter = ASGIApp(ScriptedApp(answer=Response(409, [(b"X-Own", b"3")], b"no")))
+    await adapter(http_scope(path="/scripted", headers=headers), host.receive, host.send)
+
+    assert host.status == 409
+    assert (host.headers[b"x-own"], host.headers[b"x-request-id"]) == (b"3", b"order-7")
+
+
 async def test_header_lines_rendered_beforehand_are_passed_one_by_one() -> None:
     host = Host(body(b""))
     answer = Response(200, [(b"X-Own", b"3")], b"", b"X-Block: a: b\r\nX-More: 2\r\n")
