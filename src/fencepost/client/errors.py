@@ -523,6 +523,23 @@ class UnavailableError(ResponseError):
     """The server could not do it now, and retries ran out. Retry later."""
 
 
+class DataDamagedError(ResponseError):
+    """The server found that what it should give is damaged. It is not asked again: nothing helps
+    but `fencepost check` and a backup. In the log, `position` cannot be read, and a reader may go
+    on behind `behind`; both are None for a stream.
+    """
+
+    @property
+    def position(self) -> int | None:
+        found = self.problem.get("position")
+        return found if isinstance(found, int) else None
+
+    @property
+    def behind(self) -> int | None:
+        found = self.problem.get("behind")
+        return found if isinstance(found, int) else None
+
+
 class StorageFullError(UnavailableError):
     """The server's disk is full and nothing was stored. Make room, then retry."""
 
@@ -623,6 +640,7 @@ _BY_CODE: dict[str, type[ResponseError]] = {
     "tail_moved": TailMovedError,
     "producer_moved": ProducerMovedError,
     "storage_full": StorageFullError,
+    "data_damaged": DataDamagedError,
 }
 _BY_STATUS: dict[int, type[ResponseError]] = {
     401: UnauthorizedError,

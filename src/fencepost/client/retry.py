@@ -13,7 +13,8 @@
 
 Repeated are failures of the network and the answers 408, 425, 429, 500, 502, 503, 504 and 507,
 after a delay with jitter that grows, and never before Retry-After. A 429 because of
-`open_claims_max` is not: only the caller itself can end its claims.
+`open_claims_max` is not: only the caller itself can end its claims. Nor is a 500 `data_damaged`:
+what was lost does not come back by itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import msgspec
 from fencepost.client.effects import Call, Operation, Send, Sleep
 from fencepost.client.errors import (
     ConnectionFailedError,
+    DataDamagedError,
     OpenClaimsError,
     OutcomeUnknownError,
     ResponseError,
@@ -37,6 +39,8 @@ from fencepost.client.settings import ClientSettings, RetryWith, Value
 REPEATED = frozenset((408, 425, 429, 500, 502, 503, 504, 507))
 NOTHING_DONE = frozenset(("storage_unavailable", "storage_full", "too_many_waiters"))
 """Codes that say that nothing was stored: even what must not happen twice may be sent again."""
+FINAL = (OpenClaimsError, DataDamagedError)
+"""What asking again does not change, whatever its status."""
 RETRY_AFTER_SECONDS_MAX = 300.0
 REDIRECTS_MAX = 5
 
@@ -91,7 +95,7 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
             if response.status == 401 and settings.changes and not renewed:
                 renewed = True  # the token function is asked again
                 continue
-            if response.status not in REPEATED or isinstance(failure, OpenClaimsError):
+            if response.status not in REPEATED or isinstance(failure, FINAL):
                 raise failure
             done_nothing = response.status in (425, 429) or failure.code in NOTHING_DONE
             uncertain += not done_nothing

@@ -14,11 +14,11 @@ from fencepost.http.front import close_chunks
 from fencepost.http.messages import Answer, Cancellable, Request, Response, StreamingResponse
 from fencepost.server.access import Gate
 from fencepost.server.handlers.parsing import RefusedError
-from fencepost.server.handlers.rendering import BROWSER, refused
+from fencepost.server.handlers.rendering import BROWSER, refused, with_fields
 from fencepost.server.origins import Origins
 from fencepost.server.routes import Direct, Handlers, Respond, Route, Table, routes
 from fencepost.server.settings import ServerSettings
-from fencepost.store.contract import StoreAwayError
+from fencepost.store.contract import DamagedRowError, DataDamagedError, StoreAwayError
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ class Application:
         self._handlers = handlers
         self._table = Table(routes(handlers, settings.auth))
         self._tasks: set[asyncio.Task[None]] = set()
+        self.damaged = 0
+        """Answers that could not be given because what they ask for is damaged."""
 
     def handle(self, request: Request, answer: Respond) -> Cancellable | None:
         try:
@@ -101,15 +103,39 @@ class Application:
 
     async def _run(self, work: Awaitable[Answer], answer: Respond) -> None:
         try:
-            response = _ending_when_away(await work)
+            response = self._ending_early(await work)
         except RefusedError as error:
             response = _with_browser_headers(error.response)
         except StoreAwayError:
             response = _store_away()
+        except DataDamagedError as error:
+            self._note_damage(error)
+            response = _data_damaged(error)
         except Exception:
             log.exception("a handler failed")
             response = _internal()
         answer(response)
+
+    def _note_damage(self, error: DataDamagedError) -> None:
+        self.damaged += 1
+        log.error("a read found damaged data: %s", error)
+
+    def _ending_early(self, answer: Answer) -> Answer:
+        """The answer, ended where the store goes away instead of broken off as by a defect."""
+        if isinstance(answer, StreamingResponse):
+            return StreamingResponse(answer.status, answer.headers, self._readable(answer.chunks))
+        return answer
+
+    async def _readable(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                yield chunk
+        except StoreAwayError:
+            log.debug("an event stream ends because the store is away")
+        except DataDamagedError as error:
+            self._note_damage(error)
+        finally:
+            await close_chunks(chunks)
 
     def stop_waiting(self) -> None:
         """Answer every client that waits for news: the server is going down."""
@@ -187,7 +213,8 @@ def _internal() -> Response:
 
 # A store on another machine can be out of reach for a while. A read that has not begun to be
 # answered gets 503 with Retry-After. An event stream under way just ends: its reader comes back
-# with the last offset that it was told, and gets that 503 until the store is there again.
+# with the last offset that it was told, and gets that 503 until the store is there again. Damaged
+# data is told in the same way, by a 500 that stays.
 
 
 def _store_away() -> Response:
@@ -200,18 +227,9 @@ def _store_away() -> Response:
     )
 
 
-def _ending_when_away(answer: Answer) -> Answer:
-    """The answer, ended where the store goes away instead of broken off as by a defect."""
-    if isinstance(answer, StreamingResponse):
-        return StreamingResponse(answer.status, answer.headers, _until_away(answer.chunks))
-    return answer
-
-
-async def _until_away(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in chunks:
-            yield chunk
-    except StoreAwayError:
-        log.debug("an event stream ends because the store is away")
-    finally:
-        await close_chunks(chunks)
+def _data_damaged(error: DataDamagedError) -> Response:
+    detail = f"{error}: stop the server and run fencepost check; the way back is a backup"
+    response = refused(500, "data_damaged", "Data damaged", detail)
+    if isinstance(error, DamagedRowError):
+        response = with_fields(response, position=error.position, behind=error.behind)
+    return response

@@ -157,6 +157,8 @@ class Assembly:
         self.knows_sender = None if gate is None else gate.knows_sender
         self.app = Application(handlers, settings, gate=gate, origins=origins)
         self.metrics.watch(tails, handlers.logs.waiters)
+        app = self.app
+        self.metrics.watch_damage(lambda: app.damaged)
         self._background += [asyncio.create_task(work()) for work in opened.background]
         self._background.append(asyncio.create_task(checks.run()))
 

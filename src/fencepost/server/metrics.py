@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -78,6 +78,7 @@ class Metrics:
         self._stats = opened.stats
         self._counters = opened.counters
         self._tails: Tails | None = None
+        self._damaged: Callable[[], int] | None = None
         self._log_waiters: Waiters | None = None
         self._subscriptions: Subscribed | None = None
         self._groups: Working | None = None
@@ -97,6 +98,9 @@ class Metrics:
     def watch(self, tails: Tails, log_waiters: Waiters) -> None:
         self._tails = tails
         self._log_waiters = log_waiters
+
+    def watch_damage(self, count: Callable[[], int]) -> None:
+        self._damaged = count
 
     def watch_subscriptions(self, subscriptions: Subscribed) -> None:
         self._subscriptions = subscriptions
@@ -157,6 +161,10 @@ class Metrics:
             text = f"The store's {name.removesuffix('_total').replace('_', ' ')}"
             kind = _counter if name.endswith("_total") else _gauge
             yield kind(f"fencepost_store_{name}", text, value)
+        if self._damaged is not None:
+            yield _counter(
+                "fencepost_data_damaged", "Reads that found damaged data", self._damaged()
+            )
         if self.worker is not None:
             info = GaugeMetricFamily("fencepost_worker_info", "Which worker", labels=("worker",))
             info.add_metric((str(self.worker),), 1)

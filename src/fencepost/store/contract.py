@@ -113,6 +113,22 @@ class StoreAwayError(Exception):
     """
 
 
+class DataDamagedError(Exception):
+    """What a read would have to give is not there, or is not as long as it was: it gives nothing.
+
+    Nothing that a request does causes this, and asking again does not help.
+    """
+
+
+class DamagedRowError(DataDamagedError):
+    """The same of a row of the log: before `position` it can be read, and after `behind`."""
+
+    def __init__(self, detail: str, position: int, behind: int) -> None:
+        super().__init__(detail)
+        self.position = position
+        self.behind = behind
+
+
 class StreamInfo(NamedTuple):
     """A stream as committed: what HEAD tells."""
 

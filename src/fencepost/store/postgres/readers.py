@@ -20,6 +20,7 @@ from fencepost.store import records
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
+    DataDamagedError,
     Missing,
     StoreAwayError,
     StreamInfo,
@@ -151,12 +152,14 @@ def read_stream(
         )
     except reading.OffsetError:
         return BadOffset()
-    except reading.RowsGoneError:
-        return _purged(connection, info, after)
+    except reading.RowsGoneError as error:
+        return _purged(connection, info, after, str(error))
     return Chunk(info, after, piece.next, piece.data)
 
 
-def _purged(connection: PostgresConnection, info: StreamInfo, after: Offset) -> Truncated | Missing:
+def _purged(
+    connection: PostgresConnection, info: StreamInfo, after: Offset, detail: str
+) -> Truncated | Missing:
     """Rows went under the reader: the stream was deleted, or truncated, and purged since."""
     rows: list[Row] = connection.fetch("find_stream_by_id", (info.id,))
     if not rows:
@@ -164,4 +167,4 @@ def _purged(connection: PostgresConnection, info: StreamInfo, after: Offset) -> 
     stream, _ = records.stream_from_row(rows[0])
     if after.bytes < stream.first.bytes:
         return Truncated(stream.first)
-    raise reading.RowsGoneError
+    raise DataDamagedError(f"stream {info.path!r}: {detail}")

@@ -36,6 +36,8 @@ class Closable(Protocol):
 T = TypeVar("T")
 ConnectionT = TypeVar("ConnectionT", bound=Closable)
 
+LENGTH_BYTES = 4
+"""What the length of one message takes in a row of several."""
 CHARACTER_BYTES_MAX = 4
 """The longest character in UTF-8."""
 
@@ -75,7 +77,10 @@ class Piece(NamedTuple):
 
 
 class RowsGoneError(Exception):
-    """Rows below the committed tail are not there: the stream was purged under the reader."""
+    """Rows below the committed tail are not there: the stream was purged under the reader.
+
+    Where nothing was purged, the data is damaged.
+    """
 
 
 class OffsetError(Exception):
@@ -136,6 +141,12 @@ def _whole_rows(
         return None
     if version != at.messages:
         raise OffsetError
+    # A row that is missing between these is in the places of the others, and not in the data.
+    separators = next_version - version - 1 if is_json else 0
+    expected = next_bytes - start + separators
+    if data is None or len(data) != expected:
+        found = 0 if data is None else len(data)
+        raise RowsGoneError(f"{found} bytes are there between {at} and byte {stop}, not {expected}")
     return Piece(data, Offset(next_version, next_bytes))
 
 
@@ -144,10 +155,12 @@ def _part_of_row(
 ) -> Piece:
     rows = connection.fetch("row_at", (segment.stream_id, at.bytes))
     if not rows:
-        raise RowsGoneError
+        raise RowsGoneError(f"nothing is there at {at}")
     [(version, start, count, size, lengths, data)] = rows
     if start + size <= at.bytes:
-        raise RowsGoneError
+        raise RowsGoneError(f"nothing is there at {at}")
+    if not is_whole(count, size, lengths, data, is_json=is_json):
+        raise RowsGoneError(f"the append at {Offset(version, start)} is not as long as it was")
     if is_json:
         return _json_part(version, start, count, lengths, data, at, limit)
     if at.messages != version:
@@ -159,6 +172,17 @@ def _part_of_row(
     if stop == segment.end.bytes:
         return Piece(part, segment.end)
     return Piece(part, Offset(version + (stop == start + size), stop))
+
+
+def is_whole(
+    count: int, size: int, lengths: bytes | None, data: bytes | None, *, is_json: bool
+) -> bool:
+    """Whether the content of a row is as long as the row says."""
+    if data is None or (lengths is None) != (count == 1):
+        return False
+    if lengths is not None and len(lengths) != LENGTH_BYTES * count:
+        return False
+    return len(data) == size + (count - 1 if is_json else 0)
 
 
 def _between_characters(data: bytes, start: int, stop: int) -> int:
@@ -221,6 +245,8 @@ def resolve_sub_offset(
     if not rows:
         raise RowsGoneError
     [(version, start, count, size, lengths, data)] = rows
+    if not is_whole(count, size, lengths, data, is_json=is_json):
+        raise RowsGoneError(f"the append at {Offset(version, start)} is not as long as it was")
     if is_json:
         stop = anchor.messages - version + sub_offset
         ends = list(accumulate(message_lengths(count, len(data), lengths), initial=start))

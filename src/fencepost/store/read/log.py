@@ -19,12 +19,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import ROW_BYTES, LogRow, Part, Selection, fitting, fitting_in_row
+from fencepost.store.contract import DamagedRowError
 from fencepost.store.log_contract import (
     BeyondHead,
     Integers,
@@ -38,6 +40,7 @@ from fencepost.store.log_contract import (
 )
 from fencepost.store.maintain import purge as purges
 from fencepost.store.read import log_plan as plans
+from fencepost.store.read.chunks import LENGTH_BYTES
 from fencepost.store.read.log_events import read_events
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
@@ -56,7 +59,7 @@ from fencepost.store.read.log_selection import (
     wanted,
 )
 from fencepost.store.read.scans import Scans
-from fencepost.store.sql import Connection
+from fencepost.store.sql import Connection, Row
 
 T = TypeVar("T")
 
@@ -291,6 +294,14 @@ def _gather(
         batches = run(connection, "batches", source)
     ids = texts.pop(4)
     streams, starts, versions, times_ms, epochs, seqs = map(Integers, texts)
+    kinds = _INTEGERS.decode(run(connection, "kinds", source)[0][0]) if measured.kind else None
+    owners = streams.values()
+    found = (
+        _damaged_payload(connection, source, measured, joined, batches),
+        _missing_row(owners, starts, measured, kinds),
+    )
+    if damages := [one for one in found if one is not None]:
+        raise min(damages, key=lambda one: one.position)
     skip = max(low - positions[0], 0)
     messages = len(positions) if counts is None else sum(counts)
     over = positions[-1] + (1 if counts is None else counts[-1]) - 1 - last
@@ -298,7 +309,7 @@ def _gather(
         positions=positions,
         sizes=measured.sizes,
         counts=counts,
-        kinds=_INTEGERS.decode(run(connection, "kinds", source)[0][0]) if measured.kind else None,
+        kinds=kinds,
         streams=streams,
         starts=starts,
         versions=versions,
@@ -308,10 +319,59 @@ def _gather(
         seqs=seqs if measured.produced else None,
         joined=joined,
         batches=batches,
-        names=span.names or _names(connection, set(streams.values())),
+        names=span.names or _names(connection, set(owners)),
         skip=skip,
         take=messages - skip - max(over, 0),
     )
+
+
+def _damaged_payload(
+    connection: Connection,
+    source: Source,
+    measured: _Measured,
+    joined: bytes,
+    batches: list[Row] | None,
+) -> DamagedRowError | None:
+    """The first row without a payload that is as long as the row says."""
+    if batches is None:
+        if len(joined) == sum(measured.sizes):
+            return None
+        batches = run(connection, "batches", source)
+    counts = measured.counts or repeat(1)
+    for position, count, size, (lengths, data) in zip(
+        measured.positions, counts, measured.sizes, batches, strict=False
+    ):
+        if lengths is None:
+            whole = count == 1 and len(data) == size
+        else:
+            whole = len(lengths) == LENGTH_BYTES * count and len(data) - size in (0, count - 1)
+        if not whole:
+            detail = f"the payload at position {position} is not as long as it was"
+            return DamagedRowError(detail, position, position + count - 1)
+    return None
+
+
+def _missing_row(
+    owners: Sequence[int], starts: Integers, measured: _Measured, kinds: Sequence[int] | None
+) -> DamagedRowError | None:
+    """The first place where the messages of a stream do not follow on each other."""
+    sizes = measured.sizes
+    places = starts.values_or_nulls() if starts.has_nulls else starts.values()
+    if kinds is None and owners.count(owners[0]) == len(owners):
+        first, last = places[0], places[-1]
+        if first is not None and last is not None and last + sizes[-1] - first == sum(sizes):
+            return None
+    ends: dict[int, int] = {}
+    for position, stream, start, size, kind in zip(
+        measured.positions, owners, places, sizes, kinds or repeat(0), strict=False
+    ):
+        if kind:
+            continue
+        if start is None or ends.get(stream, start) != start:
+            detail = f"messages of a stream are missing before position {position}"
+            return DamagedRowError(detail, position, position - 1)
+        ends[stream] = start + size
+    return None
 
 
 def _names(connection: Connection, ids: set[int]) -> dict[int, Named]:

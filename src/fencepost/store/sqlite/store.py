@@ -25,6 +25,7 @@ from fencepost.protocol.writers import (
 from fencepost.store.contract import (
     BadOffset,
     Chunk,
+    DataDamagedError,
     Failed,
     Failure,
     Missing,
@@ -275,14 +276,14 @@ class SqliteStore(WriteFront):
             piece = await self.readers.run(work)
         except reading.OffsetError:
             return BadOffset()
-        except reading.RowsGoneError:
+        except reading.RowsGoneError as error:
             entry = self.ledger.find_id(info.id)
             if entry is None:
                 return Missing()
             # Truncated and purged since the reader looked, if the log keeps nothing for long.
             if after.bytes < entry.stream.first.bytes:
                 return Truncated(entry.stream.first)
-            raise
+            raise DataDamagedError(f"stream {info.path!r}: {error}") from None
         return Chunk(info, after, piece.next, piece.data)
 
     # Upkeep
