@@ -19,6 +19,7 @@ import uvloop
 from fencepost.http.listener import Listening, serve
 from fencepost.http.messages import Answer, Cancellable, Request, Response, StreamingResponse
 from fencepost.http.settings import HttpSettings
+from tests.unit.http.reading import both_ways, new_front
 
 SEED = int(os.environ.get("FENCEPOST_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("FENCEPOST_FUZZ_CASES", "1500"))
@@ -49,6 +50,9 @@ VALID = [
     b'HEAD / HTTP/1.1\r\nHost: fuzz\r\nIf-None-Match: "x"\r\n\r\n',
     b"GET http://fuzz:1/a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nHost: [::1]:80\r\nConnection: close\r\n\r\n",
+    b"POST /v1/stream/a?x=%20 HTTP/1.1\r\nHost: fuzz\r\nContent-Type: text/plain\r\n"
+    b"Producer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: 2\r\n"
+    b"Content-Length: 3\r\n\r\nabc",
     b"POST /later HTTP/1.1\r\nHost: fuzz\r\nContent-Length: 1\r\n\r\nx",
     b"GET / HTTP/1.1\r\nHost: fuzz\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
 ]
@@ -201,6 +205,22 @@ async def fuzz() -> list[dict[str, Any]]:
     assert listening.counters.streams_open == 0
     assert "internal_error" not in listening.counters.refusals
     return leaked
+
+
+def test_what_repeats_a_head_is_read_as_the_parser_reads_it() -> None:
+    """The same bytes behind requests that repeat a head, and between them; no socket is needed."""
+    front = new_front(LIMITS)
+    for case in range(CASES):
+        dice = random.Random(f"{SEED}:heads:{case}")
+        appends = [VALID[1].replace(b"Seq: 1", b"Seq: %d" % seq) for seq in range(6)]
+        data = mutated(dice).join([b"".join(appends[2:4]), b"".join(appends[4:])])
+        cuts = sorted(dice.randrange(len(data) + 1) for _ in range(dice.randint(0, 3)))
+        pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+        short, general = both_ways(front, [*appends[:2], *pieces])
+
+        assert short == general, f"case {case}: {pieces!r}"
+    assert front.counters.heads_repeated > CASES
 
 
 def test_no_bytes_make_the_front_end_hang_leak_or_answer_badly() -> None:

@@ -31,6 +31,7 @@ class HttpCounters:
         "connections_open",
         "connections_refused",
         "connections_total",
+        "heads_repeated",
         "refusals",
         "requests",
         "streams_open",
@@ -42,6 +43,8 @@ class HttpCounters:
         self.connections_refused = 0
         self.connections_aborted = 0  # stalled readers, drains past their time
         self.streams_open = 0
+        self.heads_repeated = 0
+        """Requests that were read without the parser (`heads.py`)."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.requests: dict[str, list[int]] = {name: [0] * 6 for name in METHODS.values()}

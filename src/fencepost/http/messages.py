@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Protocol
 
+from fencepost.http.heads import RepeatedHead
 from fencepost.http.settings import WebSocketSettings
 from fencepost.http.upgrade import Upgrade
 from fencepost.protocol.grants import Principal
@@ -30,6 +31,7 @@ class Request:
 
     __slots__ = (
         "body",
+        "head",
         "headers",
         "method",
         "path",
@@ -64,6 +66,7 @@ class Request:
         self.query = query
         self.headers = headers
         self.body = body
+        self.head: RepeatedHead | None = None  # that others of its connection have as well
         self.repeated = repeated
         self.scheme = scheme
         self.peer = peer

@@ -14,6 +14,7 @@ import httptools
 
 from fencepost.http.bodies import Place
 from fencepost.http.front import Front
+from fencepost.http.heads import RepeatedHead
 from fencepost.http.messages import Request
 from fencepost.http.upgrade import Upgrade, UpgradeRefused, read_upgrade
 from fencepost.http.wire import (
@@ -32,6 +33,9 @@ log = logging.getLogger("fencepost.http")
 
 _BETWEEN, _HEAD, _BODY = range(3)
 """Where the parser stands: between requests, in a head, in a body."""
+
+_MISSES_MAX = 64
+"""How many requests that did not repeat a head go by, at most, before another head is kept."""
 
 _SLASH = 0x2F
 _SPACE = 0x20
@@ -62,6 +66,7 @@ class RequestReader:
         "_fed_bytes",
         "_front",
         "_has_spaces",
+        "_head",
         "_head_split",
         "_headed",
         "_headers",
@@ -70,6 +75,7 @@ class RequestReader:
         "_keep_alive",
         "_line_at",
         "_method",
+        "_misses",
         "_more",
         "_parser",
         "_path",
@@ -104,6 +110,8 @@ class RequestReader:
         self._line_at = 0  # where in it that head begins; -1 when that is not known
         self._headed = False  # whether a head ended in it, when those are counted
         self._has_spaces = False  # whether it may have two spaces in a row
+        self._head: RepeatedHead | None = None  # that the next requests may repeat
+        self._misses = 0  # pieces in a row that began with another one
         # The request that is being read.
         self._method = ""
         self._version = "1.1"
@@ -137,6 +145,54 @@ class RequestReader:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Read on. Raises `Refusal`, `Stopped` or `Upgraded`, and is not called again after it."""
+        if self._phase == _BETWEEN and isinstance(data, bytes):
+            if self._head is not None:
+                data = self._take_repeats(self._head, data)
+                if not data:
+                    return
+            self._misses += 1
+            # The second request in a row that repeats nothing, the fourth, the eighth, and so on.
+            if self._misses > 1 and not self._misses & (self._misses - 1):
+                data = self._keep_head(data)
+        if data:
+            self._parse(data)
+
+    def _take_repeats(self, head: RepeatedHead, data: bytes) -> bytes:
+        """Take the requests that `data` begins with and that have this head; what is left of it."""
+        at = 0
+        front = self._front
+        while at < len(data) and not front.draining:
+            found = head.read(data, at)
+            if found is None:
+                break
+            path, query, headers, body, at = found
+            front.counters.heads_repeated += 1
+            self._misses = 0
+            request = Request("POST", path, query, headers, body, peer=self._peer)
+            request.head = head
+            try:
+                self._take(request, True, "1.1")
+            except Exception as error:
+                raise _failed(error) from error
+        return data[at:]
+
+    def _keep_head(self, data: bytes) -> bytes:
+        """Parse the request that `data` begins with, and keep its head; what is left of it."""
+        if self._misses >= _MISSES_MAX:
+            self._misses = _MISSES_MAX // 2
+        head = RepeatedHead.of(data, self._settings)
+        found = None if head is None else head.read(data, 0)
+        if found is None:
+            return data
+        self._parse(data[: found.end])
+        # What both understood alike, they understand alike with other values in the same places.
+        parsed = (self._method, self._version, self._path, self._query, self._headers)
+        read = ("POST", "1.1", found.path, found.query, found.headers)
+        if parsed == read and self.between_requests and self._keep_alive and not self._repeated:
+            self._head = head
+        return data[found.end :]
+
+    def _parse(self, data: bytes | memoryview) -> None:
         phase = self._phase
         body_bytes = self._body_bytes
         self._fed_bytes = len(data)
@@ -181,8 +237,7 @@ class RequestReader:
         if isinstance(cause, Refusal | Stopped):
             return cause
         if isinstance(error, httptools.HttpParserCallbackError):
-            log.error("the front end failed on a request", exc_info=cause)
-            return Refusal(500, "internal_error", "the server failed on this request")
+            return _failed(cause)
         if not self._keep_alive and self._phase == _BETWEEN:
             return Stopped()  # bytes after a request that said it was the last
         if isinstance(error, httptools.HttpParserInvalidMethodError):
@@ -245,6 +300,8 @@ class RequestReader:
         version = "1.1"
         if not keep_alive or b"connection" in headers:
             version = parser.get_http_version()
+            if not keep_alive:
+                self._head = None  # no request follows, whatever its head
         self._version = version
         if version != "1.1" and version != "1.0":
             raise Refusal(505, "version_not_supported", "this server speaks HTTP/1.1 and HTTP/1.0")
@@ -413,3 +470,8 @@ class RequestReader:
     def _body_too_large(self) -> Refusal:
         limit = self._settings.body_bytes_max
         return Refusal(413, "body_too_large", f"a request body may have up to {limit} bytes")
+
+
+def _failed(cause: BaseException | None) -> Refusal:
+    log.error("the front end failed on a request", exc_info=cause)
+    return Refusal(500, "internal_error", "the server failed on this request")

@@ -332,6 +332,11 @@ def _http_families(http: HttpCounters) -> Iterator[Metric]:
     for code, count in http.refusals.items():
         refusals.add_metric((code,), count)
     yield refusals
+    yield _counter(
+        "fencepost_http_heads_repeated",
+        "Requests read by the head that they have in common with the one before",
+        http.heads_repeated,
+    )
     yield _counter("fencepost_http_received_bytes", "Bytes received", http.bytes_in)
     yield _counter("fencepost_http_sent_bytes", "Bytes sent", http.bytes_out)
     yield _counter("fencepost_http_connections", "Connections accepted", http.connections_total)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -304,6 +304,9 @@ def parse_append(
     tokens: LeaseTokens | None = None,
 ) -> Append:
     """A POST to a stream."""
+    known = None if request.head is None else request.head.parsed
+    if isinstance(known, _RepeatedAppend) and request.body:
+        return _parse_repeated(request, path, limits, actor, known, tokens)
     if request.repeated:
         refuse_repeated(request)
     # Most appends have none of these headers, and looking for one is cheaper than calling for it.
@@ -337,7 +340,42 @@ def parse_append(
     mark = b""
     if producer is not None or (conditions is not None and conditions.key is not None):
         mark = digest(media or "", closes, b"" if batch is None else batch.data)
+    if request.head is not None and media is not None and not closes and seq is None:
+        has_conditions = not _CONDITIONS.isdisjoint(headers)
+        request.head.parsed = _RepeatedAppend(media, producer, has_conditions)
     return Append(path, batch, media, closes, producer, seq, mark, conditions, actor)
+
+
+class _RepeatedAppend(NamedTuple):
+    """What was parsed of the header lines that an append has in common with the ones before it."""
+
+    media: str
+    producer: ProducerTuple | None  # but for its number
+    has_conditions: bool
+
+
+def _parse_repeated(
+    request: Request,
+    path: str,
+    limits: Limits,
+    actor: Actor | None,
+    known: _RepeatedAppend,
+    tokens: LeaseTokens | None,
+) -> Append:
+    """The same of an append of which only the body, the numbers, or the conditions are new."""
+    body = request.body
+    media, producer, has_conditions = known
+    batch = bytes_batch(body) if media != JSON else batch_of(body, media, limits)
+    if batch is None:
+        raise bad("batch_empty", "an empty array appends nothing")
+    if producer is not None:
+        seq = integer(request.headers[b"producer-seq"], "Producer-Seq")
+        producer = ProducerTuple(producer.id, producer.epoch, seq)
+    conditions = parse_conditions(request, limits, tokens) if has_conditions else None
+    mark = b""
+    if producer is not None or (conditions is not None and conditions.key is not None):
+        mark = digest(media, False, batch.data)
+    return Append(path, batch, media, False, producer, None, mark, conditions, actor)
 
 
 _X_PRODUCER = (b"x-producer-id", b"x-producer-epoch", b"x-producer-seq")
