@@ -15,7 +15,7 @@ import fencepost
 from fencepost.cli.events import one_process
 from fencepost.events import App
 from tests.serving import ServerProcess
-from tests.unit.events.shop import Order, Stock
+from tests.unit.events.shop import Order, Stock, make_app
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -94,6 +94,64 @@ def test_workers_run_reactions_and_stop_when_asked(
     assert said.count("has stopped") == processes
     with fencepost.connect(server.url) as client:
         assert client.group("shop").stats()["leased"] == 0
+
+
+def close_books(folder: Path, url: str, *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fencepost", "close-books", *arguments, "--url", url],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_an_operator_closes_books_and_is_told_who_lags(folder: Path, server: ServerProcess) -> None:
+    with fencepost.connect(server.url) as client:
+        shop = make_app("shop").open(client)
+        shop.do(Order.place, "7", sku="tea", quantity=2)
+        client.group("shop").make(targets="computed", sources=["**"])
+
+        lagging = close_books(folder, server.url, "goods:shop", "Order", "7")
+        shop.group.delete()
+        shop.settle()
+        done = close_books(folder, server.url, "goods:shop", "Order", "7")
+        retired = close_books(folder, server.url, "goods:shop", "Order", "7", "--retire")
+        nothing = close_books(folder, server.url, "goods:shop")
+        old = close_books(
+            folder, server.url, "goods:shop", "Stock", "tea", "--before", "2020-01-01"
+        )
+
+        assert lagging[:2] == (
+            1,
+            "orders/7\tpending\tversion 0\tthe group shop has work left on it\n",
+        )
+        assert done[:2] == (0, "orders/7\trestarted\tversion 0\n")
+        assert retired[:2] == (0, "orders/7\tretired\tversion 2\n")
+        assert nothing == (0, "", "")
+        assert old[:2] == (0, "stock/tea\tunchanged\tversion -1\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("Order",), "or neither"),
+        (("--retire",), "give an entity"),
+        (("Order", "7", "--retire", "--reopen"), "one of --retire"),
+        (("Nothing", "7"), "the app has no entity 'Nothing': it has Order, Stock"),
+    ],
+)
+def test_books_that_cannot_be_closed_so_are_refused_in_one_sentence(
+    folder: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    code, _out, said = close_books(folder, "http://127.0.0.1:9", "goods:shop", *arguments)
+
+    assert code == 2
+    assert sentence in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ class ThreadedApp(Threaded):
         if name in AT_ONCE:
             found = getattr(self._wrapped, name)
             return lambda *arguments, **named: ThreadedApp(found(*arguments, **named))
-        if name == "group":
-            return ThreadedApp(self._wrapped.group)
+        if name in ("group", "books"):
+            return ThreadedApp(getattr(self._wrapped, name))
         if name in ("streams", "parked", "workers") or name == "client":
             return getattr(self._wrapped, name)
         return super().__getattr__(name)

@@ -16,7 +16,8 @@ import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 import uvloop
@@ -30,7 +31,7 @@ from fencepost.cli.render import REFUSED, UNREACHABLE, USAGE, CommandError, fail
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fencepost.events import App, OpenApp
+    from fencepost.events import App, ClosedBooks, OpenApp
 
 app = typer.Typer(
     help="Apps of fencepost.events: run them, look after their projections.",
@@ -132,8 +133,73 @@ def rebuild(
         typer.echo(f"{name} is built up to {reached} and live")
 
 
+def close_books(
+    target: Target,
+    entity: Annotated[
+        str | None, typer.Argument(help="The class of the entity; without it, what is due.")
+    ] = None,
+    entity_id: Annotated[str | None, typer.Argument(metavar="ID", help="Its id.")] = None,
+    retire: Annotated[bool, typer.Option("--retire", help="End the stream for good.")] = False,
+    reopen: Annotated[bool, typer.Option("--reopen", help="Give up a close that began.")] = False,
+    before: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"],
+            help="Drop the events before this time (UTC), and keep the entity live.",
+        ),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Close the books of an entity, or of all that the app's policies say are due.
+
+    A stream that a group has work left on is left as it is, and the group is named: then the exit
+    code is 1. Run it again later; a close that was interrupted goes on.
+    """
+    if (entity is None) != (entity_id is None):
+        fail("give the class and the id of the entity, or neither", USAGE)
+    if sum((retire, reopen, before is not None)) > 1 or (
+        entity is None and (retire or reopen or before)
+    ):
+        fail("give an entity, and one of --retire, --reopen and --before", USAGE)
+    with _opened(target, None, url, token) as opened:
+        books = opened.books
+        if entity is None or entity_id is None:
+            done = books.close_due()
+        else:
+            kinds = {kind.__name__: kind for kind in opened.app.registry.entities}
+            if entity not in kinds:
+                known = ", ".join(sorted(kinds))
+                raise CommandError(f"the app has no entity {entity!r}: it has {known}", USAGE)
+            kind = kinds[entity]
+            if reopen:
+                done = [books.reopen(kind, entity_id)]
+            elif before is not None:
+                done = [books.drop(kind, entity_id, before=before.replace(tzinfo=UTC))]
+            else:
+                then: Literal["retire", "restart"] = "retire" if retire else "restart"
+                done = [books.close(kind, entity_id, then=then)]
+    for one in done:
+        typer.echo(_shown(one))
+    if any(one.outcome == "pending" for one in done):
+        raise typer.Exit(REFUSED)
+
+
+def _shown(done: ClosedBooks) -> str:
+    parts = [done.stream, done.outcome, f"version {done.version}"]
+    if done.group is not None:
+        parts.append(f"the group {done.group} has work left on it")
+    if done.error is not None:
+        parts.append(done.error)
+    if done.guarded and done.outcome == "pending":
+        parts.append("it takes no events until it is closed, or reopened with --reopen")
+    return "\t".join(parts)
+
+
 @contextlib.contextmanager
-def _opened(target: str, database: str, url: str | None, token: str | None) -> Iterator[OpenApp]:
+def _opened(
+    target: str, database: str | None, url: str | None, token: str | None
+) -> Iterator[OpenApp]:
     try:
         found = find_app(target)
         profile = resolve(url, token, os.environ)

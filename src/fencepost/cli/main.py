@@ -31,6 +31,7 @@ COMMANDS = {
     "writers": "writers",
     "writer-history": "writers",
     "forget-writer": "writers",
+    "close-books": "events",
     "send": "meshes",
     "inbox": "meshes",
     "bench": "bench",

@@ -496,6 +496,8 @@ class LogReader:
         self.ended = False
         self.stopped: Callable[[], bool] = lambda: False
         """Asked before each request: whether the user wants no more of them."""
+        self.tells_idle = False
+        """Whether a long-poll that ends with nothing is a page too."""
         self._failures = 0
         self._pace = Pace(settings)
 
@@ -519,9 +521,11 @@ class LogReader:
             self._failures = 0
             page = self._page(response)
             self._advance(page)
+            idle = waiting and self.tells_idle
             waiting = page.up_to_date
             if page.entries:
                 self._pace.progress()
+            if page.entries or idle:
                 return page
         return None
 

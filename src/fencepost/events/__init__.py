@@ -7,11 +7,13 @@ server, sync or async. Everything speaks HTTP through the client. docs/start-eve
 from fencepost.events.aio.apps import AsyncActing, AsyncOpenApp
 from fencepost.events.aio.contexts import AsyncContext
 from fencepost.events.app import App
+from fencepost.events.closing import ClosedBooks, Period
 from fencepost.events.commits import ANY, NO_STREAM, STREAM_EXISTS, Expected
 from fencepost.events.deciding import Done
 from fencepost.events.declarations import AppSettings
 from fencepost.events.errors import (
     ActionInvalidError,
+    ArchiveError,
     ConcurrencyError,
     DefinitionError,
     EventInvalidError,
@@ -47,10 +49,12 @@ __all__ = [
     "ActionInvalidError",
     "App",
     "AppSettings",
+    "ArchiveError",
     "AsyncActing",
     "AsyncContext",
     "AsyncOpenApp",
     "Breadcrumb",
+    "ClosedBooks",
     "ConcurrencyError",
     "Context",
     "DefinitionError",
@@ -65,6 +69,7 @@ __all__ = [
     "NO_STREAM",
     "NonRetryableError",
     "OpenApp",
+    "Period",
     "ProjectionLostError",
     "Recorded",
     "Retry",

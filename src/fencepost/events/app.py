@@ -41,4 +41,10 @@ class App(Declarations):
                 raise DefinitionError(
                     f"the reaction {reaction.name} is async: open the app with an async client"
                 )
+        for policy in self.policies:
+            if inspect.iscoroutinefunction(policy.archive):
+                raise DefinitionError(
+                    f"the archive of {policy.entity.__name__} is async: open the app with an async "
+                    "client"
+                )
         return OpenApp(self, client, projections)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from fencepost.client.errors import require
+from fencepost.events.closing import Archive, Policy, Then
 from fencepost.events.errors import DefinitionError
 from fencepost.events.projections.declared import Handler, Projection, declare, events_of
 from fencepost.events.registry import HOOKS, Breadcrumb, Hook, Reaction, Registry
@@ -71,6 +73,7 @@ class Declarations:
         self.settings = settings or AppSettings()
         self.registry = Registry(entities, events, sources)
         self.projections: dict[str, Projection] = {}
+        self.policies: list[Policy] = []
         self._hooks: dict[str, list[Hook]] = {kind: [] for kind in HOOKS}
 
     def __repr__(self) -> str:
@@ -137,6 +140,33 @@ class Declarations:
             return function
 
         return note
+
+    def books(
+        self,
+        entity: type[Entity],
+        *,
+        then: Then = "restart",
+        final: type[Event] | Sequence[type[Event]] = (),
+        age: timedelta | None = None,
+        archive: Archive | None = None,
+    ) -> None:
+        """Declare when the books of an entity are closed, by `books.close_due()` of an open app.
+
+        Args:
+            entity: The class of the entity.
+            then: `restart` begins a new period with the state, `retire` ends the stream, `window`
+                drops what is older than `age` while the stream stays live.
+            final: Events after which an entity is due, such as one that was shipped.
+            age: Its newest event must be as old. With neither, its books are closed by hand alone.
+            archive: Called with each `Period` before its events go; it may be called again for the
+                same period.
+        """
+        if entity not in self.registry.entities:
+            raise DefinitionError(f"{entity.__name__} is no entity of the app {self.name}")
+        kinds = (final,) if isinstance(final, type) else tuple(final)
+        names = tuple(kind.__event__.name for kind in kinds)
+        policy = Policy(entity=entity, then=then, final=names, age=age, archive=archive)
+        self.policies.append(policy)
 
     def hook(self, kind: str) -> Callable[[Hook], Hook]:
         """Have a function called when something happens: committed, claimed, acked, blocked, ...

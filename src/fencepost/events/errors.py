@@ -95,6 +95,17 @@ class NonRetryableError(EventsError):
     """
 
 
+class ArchiveError(EventsError):
+    """The archive callback failed, which is the cause of this error; nothing has gone.
+
+    The stream stays guarded: repair the callback and close the books again, or reopen them.
+    """
+
+    def __init__(self, stream: str, error: Exception) -> None:
+        super().__init__(f"{stream!r} was not archived: {type(error).__name__}: {error}")
+        self.stream = stream
+
+
 class SettleTimeoutError(EventsError):
     """`settle` waited as long as it may, and work was left. Look at the group of the app."""
 

@@ -4,6 +4,10 @@ A snapshot lies in a stream beside the entity's, `$snapshots/PATH`, which keeps 
 be thrown away at any time: it says which version and offset it stands for, and what follows is read
 from there. A snapshot of another class, of an older fold, or one that cannot be read is passed
 over.
+
+A base cannot be thrown away. It lies in `$books/PATH` and holds the state of events that a windowed
+close has dropped, stored in the commit that dropped them. A stream that begins later, and not with
+`$opened`, is folded from its base.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,7 +40,7 @@ from fencepost.events.types import Entity, EntityT, Event
 EntityT_co = TypeVar("EntityT_co", bound=Entity, covariant=True)
 
 START = "-1"
-SNAPSHOTS = "$snapshots/"
+SNAPSHOTS, BASES = "$snapshots/", "$books/"
 _MESSAGES = json_messages(Any)
 
 
@@ -95,13 +99,15 @@ class Cache:
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """The data of a snapshot."""
+    """The data of a snapshot, or of a base: that also says where its last event lay in the log."""
 
     entity: str
     snapshot: int
     version: int
     offset: str
     state: Any
+    position: int = -1
+    timestamp_ms: int = 0
 
 
 def load(
@@ -121,15 +127,15 @@ def load(
         if snapshots:
             began = (yield from _from_snapshot(settings, kind, path)) or began
     try:
-        return (yield from _catch_up(settings, codec, began))
+        return (yield from catch_up(settings, codec, began))
     except (OffsetTruncatedError, StreamNotFoundError, StreamDeletedError, BadRequestError):
         if began.offset == START:
             raise
     # The stream begins later now, or is another one of the same name: what was known is no use.
-    return (yield from _catch_up(settings, codec, Loaded(state=kind(), stream=path)))
+    return (yield from catch_up(settings, codec, Loaded(state=kind(), stream=path)))
 
 
-def _catch_up(
+def catch_up(
     settings: ClientSettings, codec: Codec, loaded: Loaded[EntityT]
 ) -> Operation[Loaded[EntityT]]:
     """The state after the events behind the ones that are in it."""
@@ -147,11 +153,23 @@ def _catch_up(
         if following is None or last is None:
             raise ProtocolError("the answer to a read has no Stream-Next-Offset or Stream-Version")
         messages = _MESSAGES(response.body) if response.body else []
+        first = last - len(messages) + 1
+        if loaded.offset == START and first > 0 and not _is_opening(messages):
+            base = yield from read_base(settings, type(loaded.state), loaded.stream)
+            if base is not None and base.version >= first:
+                loaded = base  # events were dropped between the two reads
+                continue
+            loaded = base or loaded
         loaded = fold(codec, loaded, messages, last, following)
         if response.is_true("stream-up-to-date") or response.is_true("stream-closed"):
             return loaded
         if not messages:
             return loaded
+
+
+def _is_opening(messages: list[Any]) -> bool:
+    """Whether messages begin with the state that a new period was opened with."""
+    return bool(messages) and isinstance(messages[0], dict) and messages[0].get("name") == OPENED
 
 
 def fold(
@@ -190,13 +208,37 @@ def load_as_of(
 ) -> Operation[Loaded[EntityT]]:
     """An entity as it stood at a time, or right after the event at a position of the log."""
     path = kind.__entity__.path_of(entity_id)
-    loaded = Loaded(state=kind(), stream=path)
+    return (yield from past_of(settings, codec, kind, path, as_of)).loaded
+
+
+class Past(NamedTuple):
+    """An entity as it stood, and the last of its events then."""
+
+    loaded: Loaded[Any]
+    position: int
+    timestamp_ms: int
+
+
+def past_of(
+    settings: ClientSettings,
+    codec: Codec,
+    kind: type[EntityT],
+    path: str,
+    as_of: datetime | int,
+) -> Operation[Past]:
+    """An entity as it stood; what its base stands for is known from the base's last event on."""
+    past = Past(Loaded(state=kind(), stream=path), -1, 0)
+    base = yield from _base_of(settings, path)
+    if base is not None and _is_before(base, as_of):
+        past = Past(_based(kind, path, base), base.position, base.timestamp_ms)
+    at = past.position
     if isinstance(as_of, int):
-        query = Query(settings, codec, stream=path, before=as_of + 1)
+        query = Query(settings, codec, stream=path, after=at, before=max(as_of, at) + 1)
     else:
-        query = Query(settings, codec, stream=path, created_before=as_of)
+        query = Query(settings, codec, stream=path, after=at, created_before=as_of)
     while (page := (yield from query.next())) is not None:
         for event in page:
+            loaded = past.loaded
             place = Place(path, event.version, event.position)
             if isinstance(event.data, Event):
                 state = kind.__entity__.apply(loaded.state, event.data)
@@ -204,7 +246,14 @@ def load_as_of(
                 message = {"name": event.name, "data": event.data, "schema": event.schema}
                 state = folded(codec, loaded.state, message, place)
             loaded = msgspec.structs.replace(loaded, state=state, version=event.version)
-    return loaded
+            past = Past(loaded, event.position, event.timestamp_ms or 0)
+    return past
+
+
+def _is_before(base: Snapshot, as_of: datetime | int) -> bool:
+    if isinstance(as_of, int):
+        return base.position <= as_of
+    return base.timestamp_ms < as_of.timestamp() * 1000
 
 
 # Snapshots
@@ -235,9 +284,50 @@ def write_snapshot(settings: ClientSettings, loaded: Loaded[Any]) -> Operation[N
     try:
         yield from operations.append(settings, path, body, JSON, Condition())
     except StreamNotFoundError:
-        headers = (("Content-Type", JSON), ("Stream-Retention-Messages", "1"))
-        yield from exchange(settings, Request("PUT", stream_target(path), headers), Kind.WRITE)
+        yield from make_beside(settings, path)
         yield from operations.append(settings, path, body, JSON, Condition())
+
+
+def make_beside(settings: ClientSettings, path: str) -> Operation[None]:
+    """Make a stream that keeps one message."""
+    headers = (("Content-Type", JSON), ("Stream-Retention-Messages", "1"))
+    yield from exchange(settings, Request("PUT", stream_target(path), headers), Kind.WRITE)
+
+
+def base_path(path: str) -> str:
+    """The stream that holds what a stream began with, once a windowed close has cut it."""
+    return BASES + path
+
+
+def read_base(
+    settings: ClientSettings, kind: type[EntityT], path: str
+) -> Operation[Loaded[EntityT] | None]:
+    """The state that a stream goes on from; None: its events are all there are."""
+    base = yield from _base_of(settings, path)
+    return None if base is None else _based(kind, path, base)
+
+
+def _base_of(settings: ClientSettings, path: str) -> Operation[Snapshot | None]:
+    target = stream_target(base_path(path), (("offset", START),))
+    try:
+        answer = yield from exchange(settings, Request("GET", target), Kind.READ)
+    except (StreamNotFoundError, StreamDeletedError):
+        return None
+    messages = _MESSAGES(answer.response.body) if answer.response.body else []
+    try:
+        return msgspec.convert(messages[-1]["data"], Snapshot) if messages else None
+    except (msgspec.ValidationError, LookupError, TypeError) as error:
+        raise invalid(f"the base is none: {error}", Place(base_path(path), None)) from None
+
+
+def _based(kind: type[EntityT], path: str, base: Snapshot) -> Loaded[EntityT]:
+    """A base as a state. It is all that is left of its events, so it must fit the class."""
+    try:
+        state = msgspec.convert(base.state, kind)
+    except msgspec.ValidationError as error:
+        reason = f"the base has no state of {kind.__name__}: {error}"
+        raise invalid(reason, Place(base_path(path), None)) from None
+    return Loaded(state=state, stream=path, version=base.version, offset=base.offset)
 
 
 def _from_snapshot(

@@ -101,22 +101,36 @@ class Correlating:
         """Correlate what there is; whether there was anything for a reaction."""
         return (yield from self._go_on(live=False, stopped=lambda: False))
 
+    def catch_up(self) -> Operation[None]:
+        """Correlate what there is, up to the very head; raises if there is no such group."""
+        yield from self._go_on(live=False, stopped=lambda: False, idle_positions_max=0)
+
     def follow(self, stopped: Callable[[], bool]) -> Operation[None]:
         """Correlate what there is and what comes, until `stopped`."""
         yield from self._go_on(live=True, stopped=stopped)
 
-    def _go_on(self, *, live: bool, stopped: Callable[[], bool]) -> Operation[bool]:
+    def _go_on(
+        self,
+        *,
+        live: bool,
+        stopped: Callable[[], bool],
+        idle_positions_max: int = IDLE_POSITIONS_MAX,
+    ) -> Operation[bool]:
         info = yield from groups.show_group(self._settings, self._group)
         self._watermark = info.correlated
         query = query_of({**self._registry.selection(), "pruned": "skip"})
         reader = LogReader(self._settings, query, after=info.correlated, until=None, live=live)
         reader.stopped = stopped
+        # A group that never learns of events that concern none of its targets would lag on their
+        # streams for ever, and keep their books from being closed.
+        reader.tells_idle = live
         noted = False
         while (page := (yield from reader.next())) is not None:
-            yield from self._note(page.entries, page.next)
-            noted = True
+            if page.entries or page.next > self._watermark:
+                yield from self._note(page.entries, page.next)
+            noted = noted or bool(page.entries)
         scanned = reader.after
-        if isinstance(scanned, int) and scanned - self._watermark >= IDLE_POSITIONS_MAX:
+        if isinstance(scanned, int) and scanned - self._watermark > idle_positions_max:
             yield from self._note([], scanned)
         return noted
 

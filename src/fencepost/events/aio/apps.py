@@ -16,6 +16,7 @@ from fencepost.client.aio.readings import AsyncListing
 from fencepost.client.errors import FencepostError
 from fencepost.client.group_worker import Working
 from fencepost.events import loading
+from fencepost.events.aio.books import AsyncBooks
 from fencepost.events.aio.projections import AsyncProjections
 from fencepost.events.background import AsyncBackground
 from fencepost.events.commits import ANY, Expected, Query, commit, meta_of
@@ -51,6 +52,8 @@ class AsyncOpenApp:
             conflicts_max=app.settings.conflicts_max,
             snapshots=app.settings.snapshot_every is not None,
         )
+        self.books = AsyncBooks(app, client, self.deciding)
+        """The books of the app's entities, and how they are closed."""
 
     def __repr__(self) -> str:
         return f"<AsyncOpenApp {self.app.name!r}>"
@@ -264,7 +267,6 @@ class AsyncOpenApp:
         """Wait for snapshots that are being written. The client stays open."""
         await self._background.close()
         await self.projections.close()
-        self.app.tell(Breadcrumb(kind="closed", app=self.app.name))
 
     async def __aenter__(self) -> Self:
         return self

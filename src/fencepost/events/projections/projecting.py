@@ -60,16 +60,21 @@ def projecting(
     in_thread: InThread,
 ) -> Projecting:
     """A projection of an app, ready to run."""
-    registry = Registry(app.registry.entities, (), app.registry.sources)
-    for reaction in projection.reactions():
-        registry.add(reaction)
     return Projecting(
         settings=settings,
-        registry=registry,
+        registry=registry_of(app, projection),
         projection=projection,
         store=store,
         in_thread=in_thread,
     )
+
+
+def registry_of(app: Declarations, projection: Projection) -> Registry:
+    """The events that a projection is for, as reactions to its one target."""
+    registry = Registry(app.registry.entities, (), app.registry.sources)
+    for reaction in projection.reactions():
+        registry.add(reaction)
+    return registry
 
 
 def handle_lease(

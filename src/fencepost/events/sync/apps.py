@@ -24,6 +24,7 @@ from fencepost.events.declarations import Declarations
 from fencepost.events.loading import Cache, Loaded
 from fencepost.events.projections.working import work_beside
 from fencepost.events.registry import Breadcrumb
+from fencepost.events.sync.books import Books
 from fencepost.events.sync.projections import Projections
 from fencepost.events.types import Action, EntityT, Event, Recorded
 from fencepost.events.working import CAUSE, Settled, Staff, settle, work_app
@@ -50,6 +51,8 @@ class OpenApp:
             conflicts_max=app.settings.conflicts_max,
             snapshots=app.settings.snapshot_every is not None,
         )
+        self.books = Books(app, client, self.deciding)
+        """The books of the app's entities, and how they are closed."""
 
     def __repr__(self) -> str:
         return f"<OpenApp {self.app.name!r}>"
@@ -259,7 +262,6 @@ class OpenApp:
         """Wait for snapshots that are being written. The client stays open."""
         self._background.close()
         self.projections.close()
-        self.app.tell(Breadcrumb(kind="closed", app=self.app.name))
 
     def __enter__(self) -> Self:
         return self
