@@ -12,10 +12,11 @@ import apsw
 import pytest
 
 import fencepost
-from fencepost.client.operations import Producing
+from fencepost.client.operations import CommitAppend, Producing, WriterBatch
 from fencepost.pipeline.audit import Listed, all_defects, audit, reports
 from fencepost.pipeline.audit.log import Span
 from fencepost.pipeline.audit.rules import FACTS, KINDS, counts, facts_of, numbered
+from fencepost.pipeline.audit.writers import BatchRow, ListedWriters, WriterRow
 from fencepost.pipeline.source.columns import log_schema
 from tests.serving import ServerProcess
 
@@ -51,6 +52,20 @@ class Planting:
         self.streams: list[tuple[str, int, str, bool, bool]] = []
         self.producers: list[tuple[str, str, int, int]] = []
         self.keys: list[tuple[str, int, str, str, int]] = []
+        self.writers: list[WriterRow] = []
+        self.batches: list[BatchRow] = []
+
+    def writer(self, name: str, **fields: Any) -> None:
+        """A writer that published one batch of one row, which is there."""
+        fact = self.sound(name, messages=1, producer=None)[0]
+        at_ms = round(fact.timestamp.timestamp() * 1000)
+        digest = "v1 rows=1 streams=1 0"
+        row = WriterRow(name, None, 0, 0, digest, digest)
+        batch = BatchRow(name, None, 0, at_ms, 1, 10_000, 0)
+        of_batch = {key: one for key, one in fields.items() if key in BatchRow._fields[3:]}
+        self.batches.append(batch._replace(**of_batch))
+        of_writer = {key: one for key, one in fields.items() if key not in of_batch}
+        self.writers.append(row._replace(**of_writer))
 
     def sound(self, stream: str, *, messages: int = 4, producer: str | None = "p") -> list[Fact]:
         """A stream of messages, a batch each, listed as it is."""
@@ -213,7 +228,17 @@ def _wrong_key(log: Planting, stream: str) -> None:
     log.keys.append((stream, 1, "k", made[2].offset, made[0].position))
 
 
+def _damaged(log: Planting, stream: str) -> None:
+    log.sound(stream)
+    log.marker(stream, "damaged", 4)
+
+
+def _writer_with(**fields: Any) -> Callable[[Planting, str], None]:
+    return lambda log, name: log.writer(name, **fields)
+
+
 PLANTED: dict[str, Callable[[Planting, str], None]] = {
+    "data_damaged": _damaged,
     "version_gap": _gap,
     "version_repeated": _twice,
     "offset_broken": _broken_offset,
@@ -234,6 +259,11 @@ PLANTED: dict[str, Callable[[Planting, str], None]] = {
     "producer_lost": _producer_lost,
     "producer_ahead": _producer_ahead,
     "producer_behind": _producer_behind,
+    "writer_ahead": _writer_with(batch=10),
+    "writer_behind": _writer_with(batch=None, digest=None),
+    "writer_digest_wrong": _writer_with(digest="v1 rows=1 streams=1 1"),
+    "writer_rows_missing": _writer_with(rows=2),
+    "writer_range_ahead": _writer_with(until=10_001),
     "key_without_message": _orphan_key,
     "key_repeated": _two_keys,
     "key_offset_wrong": _wrong_key,
@@ -242,6 +272,7 @@ PLANTED: dict[str, Callable[[Planting, str], None]] = {
 
 def _plant_sound(log: Planting) -> None:
     """What must not be taken for a defect."""
+    log.writer("sound/writer")
     made = log.sound("sound/plain")
     log.keys.append(("sound/plain", 1, "k", made[1].offset, made[1].position))
     # Others may have the same identity, and some have none.
@@ -285,7 +316,8 @@ def test_every_kind_of_defect_is_found_where_it_was_planted_and_nowhere_else(
     for kind, plant in PLANTED.items():
         plant(log, f"planted/{kind}")
     head = max(fact.position for fact in log.facts)
-    listed = Listed(head, head, log.streams, log.producers, log.keys)
+    writers = ListedWriters(log.writers, log.batches)
+    listed = Listed(head, head, log.streams, log.producers, log.keys, writers)
     facts = numbered(spark.createDataFrame(log.facts, FACTS)).persist()
 
     defects = all_defects(facts, Span(-1, head, len(log.facts), -1), listed, once=True).collect()
@@ -337,6 +369,19 @@ def _furnish(url: str) -> None:
                     producer=Producing("writer", 0, seq),
                 )
             stream.append({"keyed": True}, key=f"key-of-{name}")
+        client.stage("audit", "part", [b"first\n"], content_type="text/plain")
+        client.stage("audit", "part", [b"second\n"], chunk=1, content_type="text/plain")
+        client.stage("audit", "part", [b"third\n"], chunk=2, content_type="text/plain")
+        client.commit(
+            [
+                CommitAppend(
+                    stream="audited/cut",
+                    content_type="text/plain",
+                    parts=[("audit", "part", 3)],
+                    auto_create=True,
+                )
+            ]
+        )
         client.stream("audited/reopened").close()
         client.stream("audited/fine").fork("audited/fork").append({"own": 1})
         client.stream("audited/fine").truncate(before="now")
@@ -360,6 +405,8 @@ def damaged(tmp_path: Path) -> Iterator[ServerProcess]:
         damage = {
             # A batch is gone from the middle of a stream.
             "DELETE FROM log WHERE stream = ? AND kind = 0 AND producer_seq = 2": "audited/lost",
+            # Some of the data that was uploaded for a commit is gone.
+            "UPDATE chunks SET data = x'' WHERE ordinal = 1 AND ? > 0": "audited/cut",
             # The newest batch of a producer is forgotten: its retry would be stored again.
             "UPDATE producers SET seq = seq - 1 WHERE stream = ?": "audited/doubled",
             # A closed stream is open again.
@@ -384,7 +431,10 @@ def test_damage_in_the_file_of_a_server_is_found_over_http(
 
     found = {(one.kind, one.stream.removeprefix("audited/")) for one in report.samples}
     assert found >= {
+        ("data_damaged", "lost"),
         ("version_gap", "lost"),
+        ("data_damaged", "cut"),
+        ("version_gap", "cut"),
         ("seq_gap", "lost"),
         ("producer_behind", "doubled"),
         ("closure_lost", "reopened"),
@@ -392,7 +442,7 @@ def test_damage_in_the_file_of_a_server_is_found_over_http(
         ("tail_missing", "moved"),
     }
     assert {stream for _kind, stream in found} == {
-        *("lost", "doubled", "reopened", "orphaned", "moved")
+        *("lost", "cut", "doubled", "reopened", "orphaned", "moved")
     }
     assert not report.is_clean
     reports.plot(report, tmp_path / "plot.png")
@@ -419,3 +469,42 @@ def test_a_server_with_something_of_everything_is_clean_also_while_it_is_written
     for counted in (report.largest, report.by_stream_and_day):
         assert sum(one.messages for one in counted) == report.messages
     assert {one.day for one in report.by_stream_and_day} == {day.name for day in report.days}
+
+
+def test_damage_to_writers_is_found_over_http(spark: SparkSession, tmp_path: Path) -> None:
+    other = "v1 rows=9 streams=1 0"
+    damage = {
+        "UPDATE writers SET batch = batch + 10 WHERE name = 'ahead'": ("writer_ahead", "ahead"),
+        f"UPDATE writers SET digest = '{other}' WHERE name = 'digest'": (
+            "writer_digest_wrong",
+            "digest",
+        ),
+        f"UPDATE writer_history SET digest = '{other}' WHERE name = 'rows' AND batch = 0": (
+            "writer_rows_missing",
+            "rows",
+        ),
+    }
+    with ServerProcess(tmp_path / "data") as server, fencepost.connect(server.url) as client:
+        for name in ("ahead", "digest", "rows", "fine"):
+            epoch = client.open_writer(name, "query").epoch
+            for number in range(2):
+                batch = WriterBatch(
+                    name=name,
+                    query="query",
+                    epoch=epoch,
+                    batch=number,
+                    digest="v1 rows=2 streams=1 0",
+                )
+                rows = CommitAppend(stream=f"of-{name}", messages=[1, 2], auto_create=True)
+                client.commit([rows], writer=batch)
+        server.stop()
+        (file,) = (tmp_path / "data").glob("*.db")
+        with apsw.Connection(str(file)) as database:
+            for statement in damage:
+                database.execute(statement)
+                assert database.changes() == 1
+        server.restart()
+
+        report = audit(spark, options={"url": server.url})
+
+    assert {(one.kind, one.stream) for one in report.samples} == set(damage.values())

@@ -525,9 +525,14 @@ class UnavailableError(ResponseError):
 
 class DataDamagedError(ResponseError):
     """The server found that what it should give is damaged. It is not asked again: nothing helps
-    but `fencepost check` and a backup. In the log, `position` cannot be read, and a reader may go
-    on behind `behind`; both are None for a stream.
+    but `fencepost check` and a backup. In the log, `position` cannot be read, of `stream`, and a
+    reader may go on behind `behind`; all are None for a read of a stream.
     """
+
+    @property
+    def stream(self) -> str | None:
+        found = self.problem.get("stream")
+        return found if isinstance(found, str) else None
 
     @property
     def position(self) -> int | None:

@@ -231,5 +231,7 @@ def _data_damaged(error: DataDamagedError) -> Response:
     detail = f"{error}: stop the server and run fencepost check; the way back is a backup"
     response = refused(500, "data_damaged", "Data damaged", detail)
     if isinstance(error, DamagedRowError):
-        response = with_fields(response, position=error.position, behind=error.behind)
+        response = with_fields(
+            response, position=error.position, behind=error.behind, stream=error.stream
+        )
     return response

@@ -123,10 +123,13 @@ class DataDamagedError(Exception):
 class DamagedRowError(DataDamagedError):
     """The same of a row of the log: before `position` it can be read, and after `behind`."""
 
-    def __init__(self, detail: str, position: int, behind: int) -> None:
+    def __init__(self, detail: str, position: int, behind: int, stream_id: int) -> None:
         super().__init__(detail)
         self.position = position
         self.behind = behind
+        self.stream_id = stream_id
+        self.stream = ""
+        """Its path, as far as that is known."""
 
 
 class StreamInfo(NamedTuple):

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from fencepost.client.sync import Client
 from fencepost.pipeline.audit import lists, rules
+from fencepost.pipeline.audit import writers as of_writers
 from fencepost.pipeline.audit.log import Span, facts
 from fencepost.pipeline.audit.reports import (
     UNIT_SECONDS,
@@ -27,6 +28,7 @@ from fencepost.pipeline.audit.reports import (
     timeline,
     unit_for,
 )
+from fencepost.pipeline.audit.writers import NO_WRITERS, ListedWriters
 from fencepost.pipeline.connection import connection_of
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.options import Options, Selection
@@ -47,6 +49,7 @@ class Listed(NamedTuple):
     streams: list[tuple[str, int, str, bool, bool]]
     producers: list[tuple[str, str, int, int]]
     keys: list[tuple[str, int, str, str, int]]
+    writers: ListedWriters = NO_WRITERS
 
 
 def audit(
@@ -134,7 +137,7 @@ def all_defects(
     spark = known.sparkSession
     cut = _cut(known, span)
     batches = rules.batches_of(known)
-    found = [rules.sequences(known), rules.producers(batches, cut)]
+    found = [rules.damages(known), rules.sequences(known), rules.producers(batches, cut)]
     if once:
         found.append(rules.repetitions(known))
     if listed is not None:
@@ -146,7 +149,16 @@ def all_defects(
             lists.producers(known, batches, producers, cut, listed.settled, forgetting=forgetting),
             lists.keys(known, keys, span.pruned),
         ]
+        if listed.writers.writers:
+            found += _of_writers(known, listed.writers, pruned=span.pruned >= 0)
     return rules.union_of(found)
+
+
+def _of_writers(known: DataFrame, listed: ListedWriters, *, pruned: bool) -> list[DataFrame]:
+    spark = known.sparkSession
+    writers = spark.createDataFrame(listed.writers, of_writers.WRITER_LIST)
+    batches = spark.createDataFrame(listed.batches, of_writers.BATCH_LIST)
+    return [of_writers.writers(writers), of_writers.batches(known, batches, pruned=pruned)]
 
 
 def _cut(known: DataFrame, span: Span) -> DataFrame:
@@ -207,6 +219,9 @@ def _timeline(known: DataFrame) -> tuple[Unit, list[Count]]:
 
 
 def _listed(client: Client, selection: Selection) -> Listed:
+    # Writers publish to any streams, so only an audit of all of them can hold them to the log.
+    whole = selection.match == EVERYTHING
+    writers = of_writers.listed(client) if whole else NO_WRITERS
     settled = client.log_head()
     streams = [
         (one.path, one.version, one.tail, one.closed, one.forked_from is not None)
@@ -223,7 +238,7 @@ def _listed(client: Client, selection: Selection) -> Listed:
         for one in client.keys()  # noqa: SIM118  (a list of the server, not a dict's)
         if one.stream is not None and selection.takes(one.stream)
     ]
-    return Listed(settled, client.log_head(), streams, producers, keys)
+    return Listed(settled, client.log_head(), streams, producers, keys, writers)
 
 
 def _patterns(selection: Selection) -> list[str]:

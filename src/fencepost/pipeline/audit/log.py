@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from fencepost.pipeline.audit.rules import FACTS
+from fencepost.client.errors import DataDamagedError
+from fencepost.pipeline.audit.rules import DAMAGED, FACTS
 from fencepost.pipeline.connection import Connection
 from fencepost.pipeline.options import Selection
 
@@ -85,21 +86,45 @@ def _reading(
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                for page in _pages(connection, selection, row["after"], row["until"]):
-                    yield _facts_of(page, payloads=payloads)
+                yield from _facts_in(
+                    connection, selection, row["after"], row["until"], payloads=payloads
+                )
 
     return read
 
 
-def _pages(
-    connection: Connection, selection: Selection, after: int, until: int
+def _facts_in(
+    connection: Connection, selection: Selection, after: int, until: int, *, payloads: bool
 ) -> Iterator[pa.RecordBatch]:
+    """The facts of a range. What the server finds damaged is a fact too, and is read around."""
+    end, damage = until, None
     with connection.client() as client:
         while after < until:
-            page = client.log_arrow(after=after, until=until, skip_pruned=True, **selection.asked())
-            with pa.ipc.open_stream(pa.py_buffer(page.data)) as reader:
-                yield from reader
-            after = page.next
+            try:
+                page = client.log_arrow(
+                    after=after, until=end, skip_pruned=True, **selection.asked()
+                )
+            except DataDamagedError as error:
+                if error.position is None or error.behind is None:
+                    raise
+                damage = error
+                end = max(after, error.position - 1)  # what comes before it is read first
+                if end == after and error.behind <= after:
+                    raise  # there is no way around it
+            else:
+                with pa.ipc.open_stream(pa.py_buffer(page.data)) as reader:
+                    for batch in reader:
+                        yield _facts_of(batch, payloads=payloads)
+                after = page.next
+            if damage is not None and after >= end:
+                yield _damaged(damage)
+                after = max(after, damage.behind or after)
+                end, damage = until, None
+
+
+def _damaged(error: DataDamagedError) -> pa.RecordBatch:
+    row = {"stream": error.stream or "", "position": error.position, "marker": DAMAGED}
+    return pa.RecordBatch.from_pylist([row], schema=_FACTS_ARROW)
 
 
 def _facts_of(batch: pa.RecordBatch, *, payloads: bool) -> pa.RecordBatch:

@@ -26,7 +26,11 @@ IDENTITY_SHOWN_MAX = 60
 ENDS = ("deleted", "expired")
 """Markers after which a stream of the same path is another one."""
 
+DAMAGED = "damaged"
+"""Marks where the server says that it has lost data."""
+
 KINDS = {
+    "data_damaged": "the server cannot read messages any more: see `fencepost check`",
     "version_gap": "messages of a stream are missing",
     "version_repeated": "a stream has two messages of one version",
     "offset_broken": "an offset does not follow from the message before it",
@@ -47,6 +51,11 @@ KINDS = {
     "producer_lost": "a producer with messages is not listed: a retry of it would be stored again",
     "producer_ahead": "a producer is listed with a batch that is not in the log",
     "producer_behind": "a producer is listed behind its messages: a retry would be stored again",
+    "writer_ahead": "a writer says that it published a batch that its history does not have",
+    "writer_behind": "a writer is behind its history: a batch would be published twice",
+    "writer_digest_wrong": "a writer and its history say different things of its newest batch",
+    "writer_rows_missing": "a batch published more rows than the log has of its moment",
+    "writer_range_ahead": "a batch was read from positions that the log does not have",
     "key_without_message": "an idempotency key stands for a message that is not there",
     "key_repeated": "two idempotency keys stand for one message",
     "key_offset_wrong": "an idempotency key tells another offset than its message has",
@@ -125,6 +134,21 @@ def union_of(found: Sequence[DataFrame]) -> DataFrame:
     for one in found[1:]:
         whole = whole.unionByName(one)
     return whole
+
+
+# What the server cannot read
+
+
+def damages(facts: DataFrame) -> DataFrame:
+    """Every place that the server found damaged."""
+    return defects_in(
+        facts,
+        Case(
+            "data_damaged",
+            F.col("marker") == DAMAGED,
+            said("it is read up to here, and not at position %s", "position"),
+        ),
+    )
 
 
 # Streams

@@ -297,11 +297,15 @@ def _gather(
     kinds = _INTEGERS.decode(run(connection, "kinds", source)[0][0]) if measured.kind else None
     owners = streams.values()
     found = (
-        _damaged_payload(connection, source, measured, joined, batches),
+        _damaged_payload(connection, source, measured, owners, joined, batches),
         _missing_row(owners, starts, measured, kinds),
     )
+    names = span.names or _names(connection, set(owners))
     if damages := [one for one in found if one is not None]:
-        raise min(damages, key=lambda one: one.position)
+        first = min(damages, key=lambda one: one.position)
+        if first.stream_id in names:
+            first.stream = names[first.stream_id].path
+        raise first
     skip = max(low - positions[0], 0)
     messages = len(positions) if counts is None else sum(counts)
     over = positions[-1] + (1 if counts is None else counts[-1]) - 1 - last
@@ -319,7 +323,7 @@ def _gather(
         seqs=seqs if measured.produced else None,
         joined=joined,
         batches=batches,
-        names=span.names or _names(connection, set(owners)),
+        names=names,
         skip=skip,
         take=messages - skip - max(over, 0),
     )
@@ -329,6 +333,7 @@ def _damaged_payload(
     connection: Connection,
     source: Source,
     measured: _Measured,
+    owners: Sequence[int],
     joined: bytes,
     batches: list[Row] | None,
 ) -> DamagedRowError | None:
@@ -338,8 +343,8 @@ def _damaged_payload(
             return None
         batches = run(connection, "batches", source)
     counts = measured.counts or repeat(1)
-    for position, count, size, (lengths, data) in zip(
-        measured.positions, counts, measured.sizes, batches, strict=False
+    for position, stream, count, size, (lengths, data) in zip(
+        measured.positions, owners, counts, measured.sizes, batches, strict=False
     ):
         if lengths is None:
             whole = count == 1 and len(data) == size
@@ -347,7 +352,7 @@ def _damaged_payload(
             whole = len(lengths) == LENGTH_BYTES * count and len(data) - size in (0, count - 1)
         if not whole:
             detail = f"the payload at position {position} is not as long as it was"
-            return DamagedRowError(detail, position, position + count - 1)
+            return DamagedRowError(detail, position, position + count - 1, stream)
     return None
 
 
@@ -369,7 +374,7 @@ def _missing_row(
             continue
         if start is None or ends.get(stream, start) != start:
             detail = f"messages of a stream are missing before position {position}"
-            return DamagedRowError(detail, position, position - 1)
+            return DamagedRowError(detail, position, position - 1, stream)
         ends[stream] = start + size
     return None
 
