@@ -157,6 +157,26 @@ def test_a_new_version_is_built_beside_the_live_one_and_switched(
     assert seen[-1] == (reached, reached)
 
 
+def test_building_another_version_anew_leaves_the_live_one_to_its_readers(
+    server_process: ServerProcess, database: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    database = str(tmp_path / "shared.db") if database == ":memory:" else database
+    app, sku = names
+    second = app_with(database, app, sku, version=2, times=10)
+    with (
+        fencepost.connect(server_process.url) as client,
+        app_with(database, app, sku).open(client, projections=database) as old,
+        second.open(client, projections=database) as new,
+    ):
+        old.do(Order.place, f"{app}-0", sku=sku, quantity=2)
+        old.settle()
+        run = new.projections._run("listed")
+        run.store.prepare(run.projection)
+        run.store.reset(run.projection, -1)
+
+        assert rows(old) == [(f"orders/{app}-0", 2)]
+
+
 def test_a_projection_can_be_built_anew_in_place(
     server_process: ServerProcess, database: str, names: tuple[str, str]
 ) -> None:

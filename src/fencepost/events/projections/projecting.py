@@ -111,7 +111,9 @@ def advance(
     progress: Progress | None = None,
 ) -> Operation[Applied]:
     """Apply the log up to a position; raises `ProjectionLostError` if the projection was taken."""
-    query = query_of({**run.registry.selection(), "limit": PAGE_ROWS, "pruned": "skip"})
+    part = None if taken.part is None else "{}/{}".format(*taken.part)
+    asked = {**run.registry.selection(), "limit": PAGE_ROWS, "pruned": "skip", "part": part}
+    query = query_of(asked)
     reader = LogReader(run.settings, query, after=taken.position, until=until, live=False)
     at = taken.position
     while at < until:
@@ -122,7 +124,7 @@ def advance(
         events, reached = read.events, until if page is None else max(at, min(page.next, until))
         if read.failed is not None:
             reached = max(at, read.failed - 1)
-        here = Taken(taken.fence, at, taken.live)
+        here = Taken(taken.fence, at, taken.live, taken.part)
         applied: Applied | None = yield Call(_blocking(run, _applying(run, here, events, reached)))
         if applied is None:
             raise ProjectionLostError(f"{run.projection.group} was taken by another worker")

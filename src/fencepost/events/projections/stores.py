@@ -24,6 +24,12 @@ STATES = """create table if not exists fencepost_projections (
     app text not null, name text not null, version integer not null,
     position bigint not null, fence bigint not null, live integer not null,
     primary key (app, name, version))"""
+PARTS = """create table if not exists fencepost_projection_parts (
+    app text not null, name text not null, version integer not null,
+    part integer not null, parts integer not null,
+    position bigint not null, fence bigint not null,
+    primary key (app, name, version, part))"""
+"""The parts of a projection that is being built in parallel, each with a checkpoint of its own."""
 BUSY_SECONDS = 60.0
 OPEN_TRANSACTION_MS = 60_000
 """PostgreSQL ends the transaction of a worker that is silent for so long inside it."""
@@ -57,11 +63,12 @@ class Transaction:
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A projection in the hands of one worker."""
+    """A projection in the hands of one worker; or one of its parts, of so many."""
 
     fence: int
     position: int
     live: bool
+    part: tuple[int, int] | None = None
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -98,6 +105,7 @@ class ProjectionStore:
         key = (projection.app, projection.name)
         with self._transaction() as execute:
             execute(STATES)
+            execute(PARTS)
             known = execute(
                 self._sql("select version, live from fencepost_projections where app=? and name=?"),
                 key,
@@ -115,16 +123,142 @@ class ProjectionStore:
                 self._show(execute, projection)
 
     def take(self, projection: Projection) -> Taken:
-        """Take a projection: whatever worker had it before can write no more."""
+        """Take a projection: whatever worker had it before can write no more.
+
+        One that was being built in parallel has no position that holds for all of its events, so
+        its tables are made anew.
+        """
+        with self._transaction() as execute:
+            taken = self._raise(execute, projection)
+            if self._parts(execute, projection):
+                self._make_anew(execute, projection, live=taken.live)
+                taken = Taken(taken.fence, -1, taken.live)
+        return taken
+
+    def take_parts(self, projection: Projection, count: int) -> list[Taken]:
+        """Take a projection in so many parts, or go on with those that are there.
+
+        A part is the events of some streams; all of one stream are in the same part.
+        """
+        with self._transaction() as execute:
+            taken = self._raise(execute, projection)
+            known = self._parts(execute, projection)
+            if known and len(known) != count:
+                self._make_anew(execute, projection, live=taken.live)
+                taken, known = Taken(taken.fence, -1, taken.live), []
+            if not known:
+                known = [(part, taken.position) for part in range(count)]
+                for part, position in known:
+                    execute(
+                        self._sql(
+                            "insert into fencepost_projection_parts values (?, ?, ?, ?, ?, ?, ?)"
+                        ),
+                        (*_key(projection), part, count, position, taken.fence),
+                    )
+            execute(
+                self._sql(
+                    "update fencepost_projection_parts set fence=?"
+                    " where app=? and name=? and version=?"
+                ),
+                (taken.fence, *_key(projection)),
+            )
+        return [Taken(taken.fence, position, taken.live, (part, count)) for part, position in known]
+
+    def part(self, projection: Projection, taken: Taken) -> Taken | None:
+        """A part where it is now; None if the projection was taken."""
+        assert taken.part is not None
         with self._transaction() as execute:
             row = execute(
                 self._sql(
-                    "update fencepost_projections set fence=fence+1"
-                    " where app=? and name=? and version=? returning fence, position, live"
+                    "select position from fencepost_projection_parts"
+                    " where app=? and name=? and version=? and part=? and fence=?"
                 ),
-                _key(projection),
+                (*_key(projection), taken.part[0], taken.fence),
             ).fetchone()
+        return None if row is None else Taken(taken.fence, row[0], taken.live, taken.part)
+
+    def join_parts(self, projection: Projection, fence: int, until: int) -> bool:
+        """Make a whole of parts that have come to `until`; False if the projection was taken."""
+        with self._transaction() as execute:
+            parts = self._parts(execute, projection)
+            if not parts or min(position for _, position in parts) < until:
+                return False
+            moved = execute(
+                self._sql(
+                    "update fencepost_projections set position=?"
+                    " where app=? and name=? and version=? and fence=?"
+                ),
+                (until, *_key(projection), fence),
+            )
+            if moved.rowcount != 1:
+                return False
+            self._drop_parts(execute, projection)
+        return True
+
+    def _raise(self, execute: Callable[..., Cursor], projection: Projection) -> Taken:
+        row = execute(
+            self._sql(
+                "update fencepost_projections set fence=fence+1"
+                " where app=? and name=? and version=? returning fence, position, live"
+            ),
+            _key(projection),
+        ).fetchone()
         return Taken(row[0], row[1], bool(row[2]))
+
+    def _parts(
+        self, execute: Callable[..., Cursor], projection: Projection
+    ) -> list[tuple[int, int]]:
+        return execute(
+            self._sql(
+                "select part, position from fencepost_projection_parts"
+                " where app=? and name=? and version=? order by part"
+            ),
+            _key(projection),
+        ).fetchall()
+
+    def _drop_parts(self, execute: Callable[..., Cursor], projection: Projection) -> None:
+        execute(
+            self._sql(
+                "delete from fencepost_projection_parts where app=? and name=? and version=?"
+            ),
+            _key(projection),
+        )
+
+    def _make_anew(
+        self, execute: Callable[..., Cursor], projection: Projection, *, live: bool
+    ) -> None:
+        """Empty tables of this version, which begins again with the log."""
+        self._drop_parts(execute, projection)
+        for table in reversed(projection.tables):
+            if live:  # else the view shows another version
+                execute(f"drop view if exists {table}")
+            execute(f"drop table if exists {table}_v{projection.version}")
+        for text in projection.schema:
+            execute(projection.sql(text))
+        if live:
+            self._show(execute, projection)
+        self._put(execute, projection, -1)
+
+    def _put(self, execute: Callable[..., Cursor], projection: Projection, position: int) -> None:
+        execute(
+            self._sql(
+                "update fencepost_projections set position=? where app=? and name=? and version=?"
+            ),
+            (position, *_key(projection)),
+        )
+
+    def _move(
+        self, execute: Callable[..., Cursor], projection: Projection, taken: Taken, until: int
+    ) -> bool:
+        """Move the checkpoint that a worker knows; False if another worker has been there."""
+        known: tuple[Any, ...] = (until, *_key(projection), taken.fence, taken.position)
+        where = "where app=? and name=? and version=? and fence=? and position=?"
+        text = f"update fencepost_projections set position=? {where}"
+        if taken.part is not None:
+            text = f"update fencepost_projection_parts set position=? {where} and part=?"
+            known = (*known, taken.part[0])
+        moved = execute(self._sql(text), known)
+        return moved.rowcount == 1
 
     def apply(
         self,
@@ -159,14 +293,7 @@ class ProjectionStore:
         failed = -1
         try:
             with self._transaction() as execute:
-                moved = execute(
-                    self._sql(
-                        "update fencepost_projections set position=?"
-                        " where app=? and name=? and version=? and fence=? and position=?"
-                    ),
-                    (until, *_key(projection), taken.fence, taken.position),
-                )
-                if moved.rowcount != 1:
+                if not self._move(execute, projection, taken, until):
                     return None
                 transaction = Transaction(projection, execute)
                 for event in events:
@@ -181,21 +308,11 @@ class ProjectionStore:
     def reset(self, projection: Projection, position: int) -> None:
         """Go back to a position; from the beginning, the tables of this version are made anew."""
         with self._transaction() as execute:
-            if position < 0:
-                for table in reversed(projection.tables):
-                    execute(f"drop view if exists {table}")
-                    execute(f"drop table if exists {table}_v{projection.version}")
-                for text in projection.schema:
-                    execute(projection.sql(text))
-            row = execute(
-                self._sql(
-                    "update fencepost_projections set fence=fence+1, position=?"
-                    " where app=? and name=? and version=? returning live"
-                ),
-                (position, *_key(projection)),
-            ).fetchone()
-            if position < 0 and row[0]:
-                self._show(execute, projection)
+            taken = self._raise(execute, projection)
+            if position < 0 or self._parts(execute, projection):
+                self._make_anew(execute, projection, live=taken.live)
+            else:
+                self._put(execute, projection, position)
 
     def switch(self, projection: Projection, taken: Taken) -> bool:
         """Make this version the live one, in one transaction; False if it was taken."""
