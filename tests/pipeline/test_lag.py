@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 import fencepost
 from fencepost.cli.pipeline import app
+from fencepost.client.groups import LeaseAck
 from fencepost.pipeline import tables
-from fencepost.pipeline.lag import CheckpointError, Reached, lag, reached
+from fencepost.pipeline.lag import CheckpointError, Reached, lag, lags, reached
 from fencepost.pipeline.metrics import Place, PortError, places, tasks, watch
 from tests.pipeline.reading_support import stream, until
 from tests.serving import ServerProcess
@@ -190,3 +191,22 @@ def test_a_port_that_is_taken_is_said_so(spark: SparkSession) -> None:
 
 def test_nothing_is_under_way_when_spark_is_idle(spark: SparkSession) -> None:
     assert tasks(spark) is None
+
+
+def test_a_group_is_behind_by_what_waits_for_its_targets(server: ServerProcess) -> None:
+    with fencepost.connect(server.url) as client:
+        for name in ("a", "b"):
+            client.create(f"lag-group/{name}").append_many([1, 2, 3])
+        group = client.group("lag-group")
+        group.make(["lag-group/*"])
+        [before] = lags(client, "lag-group")
+        lease = group.claim("worker", streams_max=1).leases[0]
+        group.ack(LeaseAck(token=lease.token, at=lease.read_to))
+        [after] = lags(client, "lag-group")
+
+        assert (before.kind, before.messages) == ("group", 6)
+        assert after.messages == 3
+        result = CliRunner().invoke(app, ["lag", "lag-group", "--url", server.url, "--json"])
+        assert json.loads(result.stdout)["messages"] == 3
+        with pytest.raises(CheckpointError, match="no folder nowhere"):
+            lags(client, "nowhere")

@@ -1,4 +1,4 @@
-"""`fencepost pipeline`: audits, tables, sweeps, lag and recovery, with exit codes.
+"""`fencepost pipeline`: audits, tables, reactions, sweeps, lag and recovery, with exit codes.
 
 Each command starts Spark if it needs it, runs a function of `fencepost.pipeline` and shows what it
 gave back. How Spark is started and what is said of its failures is in `pipeline_spark.py`.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fencepost.cli.options import AsJson, Token, Url
+from fencepost.cli.pipeline_apps import react, rebuild
 from fencepost.cli.pipeline_spark import Master, Pattern, SparkLog, bar, running
 from fencepost.cli.pipeline_sweeps import reclaim, retention
 from fencepost.cli.pipeline_tables import table
@@ -36,7 +37,7 @@ DAYS_SHOWN_MAX = 14
 STREAMS_SHOWN_MAX = 10
 
 app = typer.Typer(
-    help="Spark jobs: audits, tables, sweeps and lag. They need pip install 'fencepost\\[spark]'.",
+    help="Spark jobs: audits, tables, reactions. They need pip install 'fencepost\\[spark]'.",
     no_args_is_help=True,
 )
 
@@ -111,8 +112,11 @@ def audit(
 @app.command("lag")
 def lag(
     places: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of tables, or checkpoints of queries.", show_default=False),
+        list[str],
+        typer.Argument(
+            help="Folders of tables, checkpoints of queries, or names of groups.",
+            show_default=False,
+        ),
     ],
     match: Annotated[
         str | None,
@@ -122,17 +126,18 @@ def lag(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far queries and tables are behind the head of the log. Needs no Spark.
+    """Show how far queries, tables and groups are behind the head of the log. Needs no Spark.
 
     Examples:
 
       fencepost pipeline lag ./tables/users ./checkpoints/by-day
+      fencepost pipeline lag shop
       fencepost pipeline lag ./checkpoints/by-day --match 'orders/*' --json | jq .messages
     """
     with talking(url, token, as_json=as_json) as client:
-        from fencepost.pipeline import lag as lags
+        from fencepost.pipeline.lag import lags
 
-        found = [lags.lag(client, one, match) for place in places for one in lags.reached(place)]
+        found = [one for place in places for one in lags(client, place, match)]
         if as_json:
             show_lines(found)
             return
@@ -178,6 +183,8 @@ def recover(
 
 
 app.command("table")(table)
+app.command("react")(react)
+app.command("rebuild")(rebuild)
 app.command("reclaim")(reclaim)
 app.command("retention")(retention)
 

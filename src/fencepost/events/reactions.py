@@ -167,6 +167,15 @@ class Correlating:
             self._spans.append((after, until))
             del self._spans[:-SPANS_MAX]
 
+    @property
+    def noted(self) -> list[tuple[int, int]]:
+        """The pieces of the log whose targets this process noted, the newest ones."""
+        return list(self._spans)
+
+    def noted_by_others(self, spans: list[tuple[int, int]]) -> None:
+        """Take over what another process noted with the same resolvers."""
+        self._spans = list(spans)
+
     def noted_here(self, position: int) -> bool:
         """Whether this process noted the targets of an event, with the resolvers that it has."""
         index = bisect_left(self._spans, position, key=lambda span: span[1])

@@ -28,7 +28,7 @@ from fencepost.client.group_worker import (
     async_work_leases,
     work_leases,
 )
-from fencepost.client.groups import AckedItem, Lease, LeaseAck
+from fencepost.client.groups import AckedItem, Lease, LeaseAck, Leases, RenewedItem
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.events.aio.contexts import AsyncContext
@@ -131,6 +131,24 @@ def _cause(event: Recorded[Any]) -> tuple[str | None, str]:
     return event.correlation, str(event.position)
 
 
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """Leases that another process has claimed, for this one to handle."""
+
+    leases: list[Lease]
+    noted: list[tuple[int, int]] = []
+    """Pieces of the log whose targets that process noted, with the resolvers of this app."""
+
+
+def _handed_over(drain: Drain, given: Given) -> None:
+    drain.correlating.noted_by_others(given.noted)
+
+
+def _still_held(leases: list[Lease], renewed: list[RenewedItem]) -> list[Lease]:
+    """Those that go on: another attempt of this work may have ended some."""
+    pairs = zip(leases, renewed, strict=True)
+    return [lease for lease, item in pairs if item.outcome != "lost"]
+
+
 # With tasks
 
 
@@ -214,7 +232,7 @@ def _async_drain(driver: AsyncDriver, staff: Staff, tell: Callable[[Breadcrumb],
 
 async def _async_leases(
     driver: AsyncDriver,
-    group: AsyncGroup,
+    group: AsyncGroup | _AsyncHandOver,
     drain: Drain,
     options: Working,
     breaker: Breaker | None,
@@ -260,6 +278,46 @@ async def async_settle(
             if clock.monotonic_ms() > ends_ms:
                 raise SettleTimeoutError(f"work was left after {timeout} s")
     tally(Breadcrumb(kind="settled", app=staff.app.name))
+    return Settled(leases=tally.acked)
+
+
+class _AsyncHandOver:
+    """The group as the loop of a worker sees it: there is one claim, of what was given."""
+
+    def __init__(self, group: AsyncGroup, given: list[Lease]) -> None:
+        self._group = group
+        self._given = given
+        self.info, self.ack = group.info, group.ack
+        self.renew, self.release = group.renew, group.release
+
+    async def claim(
+        self,
+        worker: str,  # noqa: ARG002
+        *,
+        streams_max: int,  # noqa: ARG002
+        events_max: int,  # noqa: ARG002
+        lease_ms: int | None,
+        lane: str | None,  # noqa: ARG002
+        wait_ms: int,  # noqa: ARG002
+    ) -> Leases:
+        leases, self._given = self._given, []
+        if leases:
+            tokens = [lease.token for lease in leases]
+            leases = _still_held(leases, await self._group.renew(tokens, lease_ms=lease_ms))
+        return Leases(leases=leases)
+
+
+async def async_work_given(
+    driver: AsyncDriver, group: AsyncGroup, staff: Staff, given: Given
+) -> Settled:
+    """Handle leases that another process claimed, all of them side by side, and nothing else."""
+    tally = Tally(staff.app.tell)
+    drain = _async_drain(driver, staff, tally)
+    _handed_over(drain, given)
+    options = msgspec.structs.replace(
+        staff.options, until_idle=True, streams=max(1, len(given.leases))
+    )
+    await _async_leases(driver, _AsyncHandOver(group, given.leases), drain, options, None, None)
     return Settled(leases=tally.acked)
 
 
@@ -328,7 +386,7 @@ def _sync_drain(driver: Driver, staff: Staff, tell: Callable[[Breadcrumb], None]
 
 def _sync_leases(
     driver: Driver,
-    group: Group,
+    group: Group | _HandOver,
     drain: Drain,
     options: Working,
     breaker: Breaker | None,
@@ -372,4 +430,42 @@ def settle(driver: Driver, group: Group, staff: Staff, timeout: float) -> Settle
             if clock.monotonic_ms() > ends_ms:
                 raise SettleTimeoutError(f"work was left after {timeout} s")
     tally(Breadcrumb(kind="settled", app=staff.app.name))
+    return Settled(leases=tally.acked)
+
+
+class _HandOver:
+    """The same with threads."""
+
+    def __init__(self, group: Group, given: list[Lease]) -> None:
+        self._group = group
+        self._given = given
+        self.info, self.ack = group.info, group.ack
+        self.renew, self.release = group.renew, group.release
+
+    def claim(
+        self,
+        worker: str,  # noqa: ARG002
+        *,
+        streams_max: int,  # noqa: ARG002
+        events_max: int,  # noqa: ARG002
+        lease_ms: int | None,
+        lane: str | None,  # noqa: ARG002
+        wait_ms: int,  # noqa: ARG002
+    ) -> Leases:
+        leases, self._given = self._given, []
+        if leases:
+            tokens = [lease.token for lease in leases]
+            leases = _still_held(leases, self._group.renew(tokens, lease_ms=lease_ms))
+        return Leases(leases=leases)
+
+
+def work_given(driver: Driver, group: Group, staff: Staff, given: Given) -> Settled:
+    """Handle leases that another process claimed, all of them side by side, and nothing else."""
+    tally = Tally(staff.app.tell)
+    drain = _sync_drain(driver, staff, tally)
+    _handed_over(drain, given)
+    options = msgspec.structs.replace(
+        staff.options, until_idle=True, streams=max(1, len(given.leases))
+    )
+    _sync_leases(driver, _HandOver(group, given.leases), drain, options, None, None)
     return Settled(leases=tally.acked)

@@ -24,8 +24,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-from fencepost.client.connecting import connect
+from fencepost.client.aio import AsyncClient
+from fencepost.client.connecting import connect, connect_async
 from fencepost.client.errors import (
     ConnectionFailedError,
     FencepostError,
@@ -62,19 +64,25 @@ class Connection:
         self, *, live_seconds: float = LIVE_SECONDS, retries: Retries | None = None
     ) -> Client:
         """A new client, which the caller closes."""
-        return connect(
-            self.url,
-            token=self.token,
-            timeouts=Timeouts(
+        return connect(self.url, **self._settings(live_seconds, retries))
+
+    def async_client(self) -> AsyncClient:
+        """The same for a loop."""
+        return connect_async(self.url, **self._settings(LIVE_SECONDS, None))
+
+    def _settings(self, live_seconds: float, retries: Retries | None) -> dict[str, Any]:
+        return {
+            "token": self.token,
+            "timeouts": Timeouts(
                 connect=self.connect_seconds, answer=self.request_seconds, live=live_seconds
             ),
-            retries=retries
+            "retries": retries
             or Retries(
                 attempts_max=ATTEMPTS_MAX,
                 seconds_max=self.retry_seconds,
                 delay_seconds_max=DELAY_SECONDS_MAX,
             ),
-        )
+        }
 
 
 def connection_of(options: Options, environment: Mapping[str, str] | None = None) -> Connection:

@@ -1,4 +1,4 @@
-"""How far consumers are behind: queries by their checkpoints, tables by what they have committed.
+"""How far consumers are behind: queries by their checkpoints, tables by their commits, groups.
 
 A query's checkpoint is a folder of small files: for each batch the positions where it ends, written
 before the batch, and a note once the batch is done. The newest batch with such a note is what the
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fencepost.client.errors import BadRequestError, GroupNotFoundError
 from fencepost.client.sync import Client
 from fencepost.pipeline.errors import PipelineError
 from fencepost.pipeline.tables.files import DEFINITION, defined
@@ -48,8 +49,9 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     head: int
     messages: int
-    """Messages of its selection that it has not done."""
+    """Messages of its selection that it has not done; of a group at most so many."""
     bytes: int
+    """Their payload. Of a group only that of messages whose targets it does not know yet."""
     batch: int | None = None
     query: str | None = None
     selection: str
@@ -94,6 +96,37 @@ def lag(client: Client, consumer: Reached, match: str | None = None) -> Lag:
         batch=consumer.batch,
         query=consumer.query,
         selection=pattern or ", ".join(streams),
+    )
+
+
+def lags(client: Client, place: str, match: str | None = None) -> list[Lag]:
+    """How far the consumer behind a folder, or the group of this name, is behind."""
+    folder = Path(place)
+    if folder.exists():
+        return [lag(client, one, match) for one in reached(folder)]
+    try:
+        return [_group(client, place)]
+    except (GroupNotFoundError, BadRequestError):
+        raise CheckpointError(
+            f"there is no folder {place} on this machine, and no group of this name on the server:"
+            " give a folder of tables, the checkpoint of a query, or the name of a group"
+        ) from None
+
+
+def _group(client: Client, name: str) -> Lag:
+    """What waits for a group's targets, and what it has not looked at yet."""
+    group = client.group(name)
+    info, stats = group.info(), group.stats()
+    head = client.log_head()
+    unseen = client.plan(after=min(info.correlated, head), until=head, match=info.sources)
+    return Lag(
+        place=name,
+        kind="group",
+        position=info.correlated,
+        head=head,
+        messages=stats["lag"] + unseen.rows,
+        bytes=unseen.bytes,
+        selection=", ".join(info.sources),
     )
 
 

@@ -26,7 +26,15 @@ from fencepost.events.loading import Cache, Loaded
 from fencepost.events.projections.working import async_work_beside
 from fencepost.events.registry import Breadcrumb
 from fencepost.events.types import Action, EntityT, Event, Recorded
-from fencepost.events.working import CAUSE, Settled, Staff, async_settle, async_work_app
+from fencepost.events.working import (
+    CAUSE,
+    Given,
+    Settled,
+    Staff,
+    async_settle,
+    async_work_app,
+    async_work_given,
+)
 
 P = ParamSpec("P")
 
@@ -234,6 +242,14 @@ class AsyncOpenApp:
             lambda: async_work_app(self._driver, self.group, self._staff(options), stopping),
             self.projections.works(options.worker),
         )
+
+    async def work_given(self, given: Given, *, worker: str) -> Settled:
+        """Handle leases that another process has claimed, side by side, and nothing else.
+
+        They are renewed first and while handlers work; those that were lost meanwhile are left out.
+        """
+        options = self._options(worker, max(1, len(given.leases)), 10, None)
+        return await async_work_given(self._driver, self.group, self._staff(options), given)
 
     async def settle(
         self, *, timeout: float = 60.0, streams: int = 10, events: int = 10

@@ -27,7 +27,15 @@ from fencepost.events.registry import Breadcrumb
 from fencepost.events.sync.books import Books
 from fencepost.events.sync.projections import Projections
 from fencepost.events.types import Action, EntityT, Event, Recorded
-from fencepost.events.working import CAUSE, Settled, Staff, settle, work_app
+from fencepost.events.working import (
+    CAUSE,
+    Given,
+    Settled,
+    Staff,
+    settle,
+    work_app,
+    work_given,
+)
 
 P = ParamSpec("P")
 
@@ -231,6 +239,14 @@ class OpenApp:
             lambda: work_app(self._driver, self.group, self._staff(options), stopping),
             self.projections.works(options.worker),
         )
+
+    def work_given(self, given: Given, *, worker: str) -> Settled:
+        """Handle leases that another process has claimed, side by side, and nothing else.
+
+        They are renewed first and while handlers work; those that were lost meanwhile are left out.
+        """
+        options = self._options(worker, max(1, len(given.leases)), 10, None)
+        return work_given(self._driver, self.group, self._staff(options), given)
 
     def settle(self, *, timeout: float = 60.0, streams: int = 10, events: int = 10) -> Settled:
         """Run reactions and projections until nothing is left to do, waiting retries included.
