@@ -67,6 +67,7 @@ class Twins(NamedTuple):
         for table in TABLES:
             names, rows = contents(self.sqlite, table)
             assert plain(same_contents(self.postgres, table, names)) == plain(rows), table
+        self.fetch("usage")
 
 
 def plain(value: Any) -> Any:
@@ -412,6 +413,7 @@ def test_producers_keys_and_parts_are_found_alike(read_twins: Twins) -> None:
         ("count_live_streams", ()),
         ("count_waiting_parts", ()),
         ("count_writers", ()),
+        ("usage_of", ("ann",)),
         ("expired_streams", (FAR_MS, 10)),
         ("large_commits", ()),
         ("load_counters", ()),
@@ -582,8 +584,8 @@ WRITTEN: list[tuple[str, Row]] = [
 def test_a_batch_is_written_like_its_rows_one_by_one(twins: Twins) -> None:
     hot = (0, 5, None, 1, 2, 0, 0, False, None, None, 0, None)
     streams = [
-        (*hot, 901, "new/901", "text/plain", 5, None, None, None, None, None),
-        (*hot, 902, "new/902", "text/plain", 5, 9, None, None, None, "[9, null, null]"),
+        (*hot, 901, "new/901", "text/plain", 5, None, None, None, None, None, "ann"),
+        (*hot, 902, "new/902", "text/plain", 5, 9, None, None, None, "[9, null, null]", "ann"),
     ]
     updates = [
         (2, 6, None, 3, 4, 1, 1, True, '["p", 1, 2]', "seq", 1, 77, 901),

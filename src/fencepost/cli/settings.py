@@ -1,7 +1,7 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
 The file has a table for each layer: [server], [http], [limits], [subscriptions], [auth], [groups],
-[mesh], [store].
+[mesh], [shares], [store].
 A key that no layer knows is an error: a misspelt limit is no limit. An environment variable is
 FENCEPOST_ and the table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS. Beside the tables
 the file may have any number of [[retention]] policies, [[principals]] and [[producer_rules]]; the
@@ -30,6 +30,7 @@ from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.retention import Policy, Retention
 from fencepost.protocol.sends import MeshLimits
+from fencepost.protocol.shares import Shares
 from fencepost.server.auth import Auth, AuthConfigError
 from fencepost.server.settings import (
     AuthSettings,
@@ -52,10 +53,11 @@ TABLES: dict[str, type] = {
     "auth": AuthSettings,
     "groups": GroupLimits,
     "mesh": MeshLimits,
+    "shares": Shares,
     "store": SqliteSettings,
 }
 _COMPOSED = {
-    *("http", "limits", "subscriptions", "auth", "groups", "mesh"),
+    *("http", "limits", "subscriptions", "auth", "groups", "mesh", "shares"),
     *("principals", "producer_rules"),
     *("folder", "url", "vfs", "synchronous", "retention"),
 }
@@ -70,6 +72,7 @@ _MAY_BE_ZERO = {
     "loop_commit_us_max",
     "worker_port",
     *("jwt_leeway_s", "appends_per_s", "claims_per_s", "raises_per_s", "open_claims_max"),
+    *(field.name for field in fields(Shares)),
     *("abandon_ratio_max", "audit_refusals_per_s", "sends_per_s", "delivery_inline_bytes_max"),
 }
 ENGINES: dict[str, type] = {"SQLite": SqliteSettings, "PostgreSQL": PostgresSettings}
@@ -110,6 +113,7 @@ def load(
         tables.setdefault(table, {}).update(values)
     groups = _make("groups", GroupLimits, tables)
     mesh = _make("mesh", MeshLimits, tables)
+    shares = _make("shares", Shares, tables)
     server = ServerSettings(
         http=_make("http", HttpSettings, tables),
         limits=_make("limits", Limits, tables),
@@ -117,9 +121,11 @@ def load(
         auth=_auth(tables, lists),
         groups=groups,
         mesh=mesh,
+        shares=shares,
         **_checked("server", ServerSettings, tables),
     )
-    return server, replace(_store(places, tables, policies), groups=groups, mesh=mesh)
+    store = _store(places, tables, policies)
+    return server, replace(store, groups=groups, mesh=mesh, shares=shares)
 
 
 def load_store(config: Path | None, *, folder: Path | None, url: str | None) -> AnyStoreSettings:

@@ -30,6 +30,7 @@ from fencepost.http.parser import RequestReader, Stopped, Upgraded
 from fencepost.http.problems import failure, problem
 from fencepost.http.streaming import JOIN_BYTES_MAX, OutgoingStream
 from fencepost.http.wire import Refusal, render_head
+from fencepost.protocol.grants import Principal
 
 if TYPE_CHECKING:
     from fencepost.http.websocket import WebSocket
@@ -72,14 +73,18 @@ class Connection(asyncio.Protocol):
         "_websocket",
         "_written_bytes",
         "closing",
+        "counted",
         "front",
         "gone",
+        "principal",
         "writing_paused",
     )
 
     def __init__(self, front: Front) -> None:
         self.front = front
         self.gone = False
+        self.principal: Principal | None = None
+        self.counted: object = None
         self._settings = front.settings
         self._turns = Turns(self)
         # Reading.
@@ -116,7 +121,7 @@ class Connection(asyncio.Protocol):
         )
         peername = transport.get_extra_info("peername")
         peer = str(peername[0]) if peername else ""
-        self._reader = RequestReader(self.front, peer, self._turns.take)
+        self._reader = RequestReader(self.front, peer, self._turns.take, self)
         front = self.front
         crowded = len(front.connections) - front.refusing >= self._settings.connections_max
         front.joined(self)
@@ -137,6 +142,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.gone = self.closing = True
+        self.counted = None
         front = self.front
         front.left(self)
         front.refusing -= self._turned_away

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 Headers = list[tuple[bytes, bytes]]
 
 
+class Connected(Protocol):
+    """A connection, as far as the application sees it."""
+
+    principal: Principal | None
+    """Whose requests came on it last, and what counts it for them."""
+    counted: object
+
+    def last_came(self, request: Request) -> None:
+        """This request is the connection's last."""
+        ...
+
+
 class Request:
     """One request, whole: the body has been read, within the limit, before a handler sees it.
 
@@ -31,6 +43,7 @@ class Request:
 
     __slots__ = (
         "body",
+        "connection",
         "head",
         "headers",
         "method",
@@ -43,10 +56,13 @@ class Request:
         "root",
         "scheme",
         "upgrade",
+        "waits",
     )
 
     place: object
     """The room that a large body takes in the front end (`bodies.py`), while this request lasts."""
+    waits: object
+    """What counts a request that waits, while it lasts."""
 
     def __init__(
         self,
@@ -73,6 +89,7 @@ class Request:
         self.principal: Principal | None = None  # who was recognised; None without authorization
         self.root = root  # where the application is mounted; `path` is below it
         self.upgrade: Upgrade | None = None  # a WebSocket is asked for
+        self.connection: Connected | None = None  # what it came on; not every front end tells
 
     def base_url(self) -> bytes:
         """The URL of the root, as the client that sent this knows it."""

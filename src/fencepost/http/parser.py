@@ -15,7 +15,7 @@ import httptools
 from fencepost.http.bodies import Place
 from fencepost.http.front import Front
 from fencepost.http.heads import RepeatedHead
-from fencepost.http.messages import Request
+from fencepost.http.messages import Connected, Request
 from fencepost.http.upgrade import Upgrade, UpgradeRefused, read_upgrade
 from fencepost.http.wire import (
     METHODS,
@@ -63,6 +63,7 @@ class RequestReader:
         "_body_bytes_before",
         "_carried_bytes",
         "_chunked",
+        "_connection",
         "_fed_bytes",
         "_front",
         "_has_spaces",
@@ -96,8 +97,15 @@ class RequestReader:
         "continue_owed",
     )
 
-    def __init__(self, front: Front, peer: str, take: Callable[[Request, bool, str], None]) -> None:
+    def __init__(
+        self,
+        front: Front,
+        peer: str,
+        take: Callable[[Request, bool, str], None],
+        connection: Connected | None = None,
+    ) -> None:
         self._front = front
+        self._connection = connection
         self._settings = front.settings
         self._peer = peer
         self._take = take
@@ -170,6 +178,7 @@ class RequestReader:
             self._misses = 0
             request = Request("POST", path, query, headers, body, peer=self._peer)
             request.head = head
+            request.connection = self._connection
             try:
                 self._take(request, True, "1.1")
             except Exception as error:
@@ -417,6 +426,7 @@ class RequestReader:
             repeated=self._repeated,
             peer=self._peer,
         )
+        request.connection = self._connection
         if self._place is not None:
             request.place = self._place
             self._place = None
@@ -461,6 +471,7 @@ class RequestReader:
         self._more = None
         self._body = self._piece = b""
         self._place = None
+        self._connection = None
         self.continue_owed = False
         self._parser = None
 

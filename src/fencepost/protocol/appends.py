@@ -30,6 +30,7 @@ from fencepost.protocol.claims import (
     is_completed,
     refuse,
 )
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.rates import TooFast
@@ -240,6 +241,7 @@ AppendOutcome = (
     | TooFast
     | LeaseLost
     | GroupGone
+    | LimitExceeded
 )
 
 

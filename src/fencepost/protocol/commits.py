@@ -32,6 +32,15 @@ class Part(NamedTuple):
     part: str
 
 
+SCOPE_END = "\x1f"
+"""What ends the name of the principal that a transaction's name begins with; it is in neither."""
+
+
+def owner_of(part: Part) -> str:
+    """The principal that stages a part; empty without authorization."""
+    return part.txn.rpartition(SCOPE_END)[0]
+
+
 class CommitItem(NamedTuple):
     """One append of a commit: what it carries itself, or the staged parts it is made of."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fencepost.protocol.batches import Batch
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import KEEP_ALL, Retention
 from fencepost.protocol.streams import Fork, Lifetime, Segment, Stream, media_type
@@ -42,6 +43,8 @@ class Create(NamedTuple):
     batch: Batch | None = None
     fork_from: ForkFrom | None = None
     retention: Retention = KEEP_ALL
+    owner: str = ""
+    """The principal that asks for it; empty without authorization."""
 
 
 class ForkPoint(NamedTuple):
@@ -104,6 +107,7 @@ class BadForkPoint(NamedTuple):
 
 CreateOutcome = (
     Created
+    | LimitExceeded
     | Exists
     | ConfigConflict
     | PathBlocked
@@ -137,6 +141,7 @@ def decide_create(
             created_ms=now_ms,
             lifetime=request.lifetime,
             retention=request.retention,
+            owner=request.owner,
         )
     start = stream.tail
     if request.batch is not None:
@@ -168,6 +173,7 @@ def _forked(
         segments=inherited(source, at),
         # Not the source's: forking is how to keep what the source will drop.
         retention=request.retention,
+        owner=request.owner,
     )
 
 

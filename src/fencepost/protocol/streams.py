@@ -155,6 +155,7 @@ class Stream:
         "id",
         "lifetime",
         "media_type",
+        "owner",
         "path",
         "retention",
         "segments",
@@ -177,8 +178,10 @@ class Stream:
         fork: Fork | None = None,
         segments: tuple[Segment, ...] = (),
         retention: Retention = KEEP_ALL,
+        owner: str = "",
     ) -> None:
         self.id = stream_id
+        self.owner = owner  # the principal that makes it; not known of one that is loaded
         self.path = path
         self.content_type = content_type
         self.media_type = media_type(content_type)
@@ -201,6 +204,7 @@ class Stream:
         """Field by field: the general way takes ten times as long, and a commit copies many."""
         other = Stream.__new__(Stream)
         other.id = self.id
+        other.owner = self.owner
         other.path = self.path
         other.content_type = self.content_type
         other.media_type = self.media_type

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fencepost.protocol.groups import LimitExceeded
+
 
 class Writer(NamedTuple):
     """A writer as it is kept: it stays until a request forgets it."""
@@ -155,7 +157,7 @@ class WriterForgotten(NamedTuple):
 
 WriterRefusal = WriterMissing | WriterHeld | WriterQueryChanged | WriterFenced
 BatchRefusal = WriterRefusal | WriterRangeMismatch | WriterHistoryGone
-WriterOpenOutcome = WriterOpened | WriterRefusal | WritersFull
+WriterOpenOutcome = WriterOpened | WriterRefusal | WritersFull | LimitExceeded
 WriterForgetOutcome = WriterForgotten | WriterMissing
 
 

@@ -23,6 +23,7 @@ from fencepost.clock import Clock
 from fencepost.http.messages import Request
 from fencepost.protocol.appends import Append, Conditions
 from fencepost.protocol.claims import Actor, Ending
+from fencepost.protocol.commits import SCOPE_END
 from fencepost.protocol.creates import Create
 from fencepost.protocol.globs import ANY, Glob
 from fencepost.protocol.grants import (
@@ -38,13 +39,14 @@ from fencepost.protocol.grants import (
     Principal,
 )
 from fencepost.protocol.logs import Part, Selection
+from fencepost.protocol.shares import CONNECTIONS, limit_of
 from fencepost.server.auth import Auth
 from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError, bad, text_header
+from fencepost.server.handlers.waiting import Tally
 
 REASON_BYTES_MAX = 256
 SEAL_SECRET = "list-tokens"
 """The name of the key that hides where lists go on."""
-_SCOPE_END = "\x1f"  # neither a principal nor a transaction has it in its name
 
 _TOKEN_PARAMETERS = frozenset(("access_token", "authorization", "bearer", "jwt", "token"))
 _MENTIONS_TOKEN = re.compile(rb"token|auth|bearer|jwt|%", re.IGNORECASE)
@@ -54,9 +56,14 @@ class Gate:
     """Admits requests and notes the principal of each."""
 
     def __init__(
-        self, auth: Auth, read_grant: Callable[[str], tuple[str, str, bool] | None]
+        self,
+        auth: Auth,
+        read_grant: Callable[[str], tuple[str, str, bool] | None],
+        connections_share: int = 0,
     ) -> None:
         self.auth = auth
+        self.connections = Tally(connections_share)
+        """How many connections each principal uses."""
         self._read_grant = read_grant
         """A read token's principal and stream, and whether it has ended (`handlers/tokens.py`)."""
 
@@ -85,12 +92,37 @@ class Gate:
             read_token = _token_in_url(request)
             if read_token is not None:
                 request.principal = self._bearer(request, read_token)
+                self._count(request, request.principal)
                 return
         if who == "wake token":
             return  # the handler checks it: it stands for a principal
         request.principal = principal = self.auth.recognise(request)
+        if request.connection is not None and request.connection.principal is not principal:
+            self._count(request, principal)
         if who == "administrators" and not principal.is_admin:
             raise forbidden("this needs the verb admin on all streams (**)")
+
+    def _count(self, request: Request, principal: Principal) -> None:
+        """Count a connection for the principal whose requests come on it; raises a 503."""
+        connection = request.connection
+        if connection is None:
+            return
+        before, connection.principal = connection.principal, principal
+        if before is not None and before.name == principal.name:
+            return
+        connection.counted = None
+        connection.counted = self.connections.take(principal.name)
+        if connection.counted is None:
+            connection.principal = None
+            connection.last_came(request)
+            raise RefusedError(
+                503,
+                "too_many_connections",
+                "Too many connections",
+                f"at most {self.connections.share} connections of one principal are served at once"
+                f" ({limit_of(CONNECTIONS)}); retry later",
+                (b"Retry-After", b"1"),
+            )
 
     def _bearer(self, request: Request, token: str) -> Principal:
         """The principal that gave out the read token of a GET; raises a 401."""
@@ -274,12 +306,12 @@ def name_of(principal: Principal | None) -> str:
 
 def scope_of(principal: Principal | None) -> str:
     """What the names of a principal's transactions begin with in the store."""
-    return "" if principal is None else principal.name + _SCOPE_END
+    return "" if principal is None else principal.name + SCOPE_END
 
 
 def without_scope(txn: str) -> str:
     """The name of a transaction as its owner knows it."""
-    return txn.rpartition(_SCOPE_END)[2]
+    return txn.rpartition(SCOPE_END)[2]
 
 
 # Answers that are put together from many streams

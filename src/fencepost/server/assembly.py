@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.http.bodies import KnowsSender
+from fencepost.protocol.shares import CONNECTIONS, WAITERS
 from fencepost.server.access import SEAL_SECRET, Gate, Seal
 from fencepost.server.application import Application
 from fencepost.server.audit import Audit
@@ -109,7 +110,11 @@ class Assembly:
         seal = None
         gate: Gate | None = None
         if self._audit is not None:
-            gate = Gate(Auth(settings.auth, clock), read_tokens.read)
+            gate = Gate(
+                Auth(settings.auth, clock),
+                read_tokens.read,
+                settings.shares.connections_per_principal_max,
+            )
             await self._audit.open(store, opened.join)
             secret = await opened.secret(SEAL_SECRET, clock.token(32))
             seal = Seal(secret, clock)
@@ -119,7 +124,9 @@ class Assembly:
         )
         self.metrics.watch_subscriptions(self._subscriptions)
         tails = Tails(store)
-        waiters = WaiterLimit(settings.limits.waiters_max)
+        waiters = WaiterLimit(
+            settings.limits.waiters_max, settings.shares.waiters_per_principal_max
+        )
         reads = Reads(store, tails, clock, settings, waiters, shared=gate is None)
         tokens = LeaseTokens(await opened.secret(LEASE_SECRET, clock.token(32)))
         groups = Groups(
@@ -159,6 +166,9 @@ class Assembly:
         self.metrics.watch(tails, handlers.logs.waiters)
         app = self.app
         self.metrics.watch_damage(lambda: app.damaged)
+        if gate is not None:
+            at_once = {WAITERS: waiters.tally.counts, CONNECTIONS: gate.connections.counts}
+            self.metrics.watch_usage(opened.lists.usage, at_once, settings.shares)
         self._background += [asyncio.create_task(work()) for work in opened.background]
         self._background.append(asyncio.create_task(checks.run()))
 
@@ -181,6 +191,7 @@ class Assembly:
             settings.limits,
             on_loopback=on_loopback,
             readers=readers,
+            shares=settings.shares,
         )
         if leading is not None:
             return LedSubscriptions(leading, parts)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +20,7 @@ from prometheus_client.core import (
 )
 
 from fencepost.http.front import HttpCounters
+from fencepost.protocol.shares import Amounts, Shares
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
 from fencepost.server.groups.gauges import Gauges
@@ -85,6 +87,7 @@ class Metrics:
         self._gauges: Gauges | None = None
         self._meshes: Sending | None = None
         self._http: HttpCounters | None = None
+        self._usage: UsageGauges | None = None
         self.worker: int | None = None
         """Which of several workers this is; each has metrics of its own."""
         self._auth: tuple[Auth, Audit] | None = None
@@ -112,6 +115,14 @@ class Metrics:
     def watch_meshes(self, meshes: Sending) -> None:
         self._meshes = meshes
 
+    def watch_usage(
+        self,
+        read: Callable[[], Awaitable[list[tuple[str, str, int]]]],
+        at_once: Mapping[str, Amounts],
+        shares: Shares,
+    ) -> None:
+        self._usage = UsageGauges(read, at_once, shares)
+
     def watch_auth(self, auth: Auth, audit: Audit) -> None:
         self._auth = (auth, audit)
 
@@ -128,6 +139,9 @@ class Metrics:
         if self._gauges is not None:
             with contextlib.suppress(StoreAwayError):
                 await self._gauges.refresh()
+        if self._usage is not None:
+            with contextlib.suppress(StoreAwayError):
+                await self._usage.refresh()
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -192,8 +206,48 @@ class Metrics:
             yield from _mesh_families(self._meshes)
         if self._http is not None:
             yield from _http_families(self._http)
+        if self._usage is not None:
+            yield from self._usage.families(counts.past_shares)
         if self._auth is not None:
             yield from _auth_families(*self._auth, counts)
+
+
+class UsageGauges:
+    """What principals hold, and what each may."""
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[list[tuple[str, str, int]]]],
+        at_once: Mapping[str, Amounts],
+        shares: Shares,
+    ) -> None:
+        self._read = read
+        self._at_once = at_once
+        self._shares = shares
+        self._stored: list[tuple[str, str, int]] = []
+
+    async def refresh(self) -> None:
+        self._stored = await self._read()
+
+    def families(self, refused: int) -> Iterator[Metric]:
+        usage = GaugeMetricFamily(
+            "fencepost_principal_usage",
+            "What a principal holds",
+            labels=("principal", "resource"),
+        )
+        for principal, resource, amount in self._stored:
+            usage.add_metric((principal, resource), amount)
+        for resource, amounts in self._at_once.items():
+            for principal, amount in amounts.items():
+                usage.add_metric((principal, resource), amount)
+        yield usage
+        shares = GaugeMetricFamily(
+            "fencepost_principal_share", "What each principal may hold; 0: any", labels=("limit",)
+        )
+        for field in fields(self._shares):
+            shares.add_metric((field.name,), getattr(self._shares, field.name))
+        yield shares
+        yield _counter("fencepost_past_shares", "Writes refused for going past a share", refused)
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:

@@ -25,6 +25,7 @@ from fencepost.protocol.appends import Append, AppendOutcome
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.commits import Commit, CommitOutcome, Part, UnstageOutcome
 from fencepost.protocol.creates import Create, CreateOutcome
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import KEEP_ALL, Cut, Retention, Uncut
 from fencepost.protocol.sends import SendOutcome
@@ -79,7 +80,7 @@ class TooManyParts(NamedTuple):
     parts_max: int
 
 
-StageOutcome = Staged | ChunkConflict | PartClosed | TooManyParts
+StageOutcome = Staged | ChunkConflict | PartClosed | TooManyParts | LimitExceeded
 
 
 class Upload(NamedTuple):
@@ -430,6 +431,7 @@ class Counters(NamedTuple):
     mismatches: int
     epochs_raised: int
     appends_too_fast: int
+    past_shares: int
     streams_cached: int
     next_position: int
     claims: tuple[ClaimCounts, ...]

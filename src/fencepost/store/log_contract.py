@@ -250,6 +250,10 @@ class ListStore(Protocol):
     one of them.
     """
 
+    async def usage(self) -> list[tuple[str, str, int]]:
+        """What principals hold on disk: principal, resource, amount."""
+        ...
+
     async def list_streams(
         self, glob: Glob | None, *, after: str, limit: int
     ) -> Page[ListedStream]:

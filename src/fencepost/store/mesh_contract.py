@@ -29,6 +29,8 @@ class MakeMesh(NamedTuple):
 
     mesh: str
     settings: MeshSettings
+    owner: str = ""
+    """The principal that asks for it; empty without authorization."""
 
 
 class EndMesh(NamedTuple):

@@ -125,6 +125,7 @@ def cold_columns(stream: Stream) -> Row:
         fork,
         segments,
         None if stream.retention == KEEP_ALL else json.dumps(stream.retention),
+        stream.owner,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.retention import Policy
 from fencepost.protocol.sends import MeshLimits
+from fencepost.protocol.shares import Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class StoreSettings:
     """Bounds on groups, their targets and leases. In a file this is the table [groups]."""
     mesh: MeshLimits = field(default_factory=MeshLimits)
     """Bounds on meshes and sends, and the switch for dedupe. In a file this is the table [mesh]."""
+    shares: Shares = field(default_factory=Shares)
+    """What one principal may hold. In a file this is the table [shares]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,18 @@ SELECT count(*) FROM keys
 -- name: count_waiting_parts
 SELECT count(*) FROM parts WHERE committed IS NULL
 
+-- name: usage_of
+-- What a principal holds of each thing.
+SELECT resource, CAST(sum(amount) AS bigint) FROM principal_usage WHERE principal = :principal GROUP BY resource
+
+-- name: usage
+SELECT principal, resource, CAST(sum(amount) AS bigint) FROM principal_usage
+GROUP BY principal, resource HAVING sum(amount) <> 0 ORDER BY principal, resource
+
+-- name: own_mesh
+-- Say whose a new mesh is.
+UPDATE meshes SET owner = :owner WHERE id = :id
+
 -- name: count_writers
 SELECT count(*) FROM writers
 

@@ -76,10 +76,8 @@ def refusal(name: str, outcome: GroupOutcome | Failed | Unknown) -> Response:
             detail = "another worker holds this inbox, and the mesh is prefer_oldest: wait for it"
             problem = refused(409, "member_already_connected", "Member already connected", detail)
             return with_fields(problem, close_code=4004)
-        case LimitExceeded(limit, maximum):
-            detail = f"the request goes past {limit}, which is {maximum}"
-            problem = refused(413, "limit_exceeded", "Limit exceeded", detail)
-            return with_fields(problem, limit=limit)
+        case LimitExceeded():
+            return rendering.limit_exceeded(outcome)
         case CorrelationMoved(watermark):
             detail = f"the group is correlated up to {watermark}: go on from there"
             problem = refused(409, "correlation_moved", "Correlation moved", detail)

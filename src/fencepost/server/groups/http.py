@@ -242,7 +242,7 @@ class Groups:
         return json_answer({"items": items})
 
     async def _claim(self, request: Request, name: str, body: ClaimBody) -> ClaimTargets | Response:
-        if body.wait_ms and (too_many := self._waiters.refusal()) is not None:
+        if body.wait_ms and (too_many := self._waiters.refusal(request)) is not None:
             return too_many
         known = await self.working.find(name)
         if known is None:
@@ -392,7 +392,7 @@ class Groups:
     async def events(self, request: Request, raw: bytes) -> Answer:
         name = self._name(request, raw, READ)
         Parameters(request, once=(), repeatable=())
-        if (too_many := self._waiters.refusal()) is not None:
+        if (too_many := self._waiters.refusal(request)) is not None:
             return too_many
         if await self._reads.find(name) is None:
             return answers.group_missing(name)

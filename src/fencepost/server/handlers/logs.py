@@ -111,7 +111,7 @@ class Logs:
         query, form, live = self._asked(request)
         if live is None:
             return await self._once(query, form)
-        if (too_many := self._waiter_limit.refusal()) is not None:
+        if (too_many := self._waiter_limit.refusal(request)) is not None:
             return too_many
         if live == "long-poll":
             return await self._long_poll(query, form)

@@ -104,9 +104,11 @@ _OF_APPENDS = (
 class RefusedError(Exception):
     """The request cannot be taken; `response` says why."""
 
-    def __init__(self, status: int, code: str, title: str, detail: str) -> None:
+    def __init__(
+        self, status: int, code: str, title: str, detail: str, *headers: tuple[bytes, bytes]
+    ) -> None:
         super().__init__(detail)
-        self.response: Response = problem(status, code, title, detail)
+        self.response: Response = problem(status, code, title, detail, list(headers))
 
 
 def bad(code: str, detail: str) -> RefusedError:
@@ -513,6 +515,7 @@ def parse_create(request: Request, path: str, limits: Limits) -> Create:
         batch=batch,
         fork_from=fork_from,
         retention=_retention(request, limits),
+        owner="" if request.principal is None else request.principal.name,
     )
 
 

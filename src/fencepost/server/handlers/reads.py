@@ -128,7 +128,7 @@ class Reads:
             after = info.tail if offset == "now" else info.first
         if live is None:
             return await self._catch_up(request, info, after, from_now=offset == "now")
-        if (too_many := self._waiters.refusal()) is not None:
+        if (too_many := self._waiters.refusal(request)) is not None:
             return too_many
         if live == "long-poll":
             return await self._long_poll(info, after, query.get("cursor"), news)

@@ -39,6 +39,7 @@ from fencepost.protocol.creates import (
     SourceMissing,
     SourceTypeMismatch,
 )
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.leases import AckInvalid, GroupGone, LeaseLost
 from fencepost.protocol.offsets import Offset, wire
 from fencepost.protocol.rates import TooFast
@@ -147,6 +148,14 @@ def failed(outcome: Failed | Unknown) -> Response:
     )
 
 
+def limit_exceeded(outcome: LimitExceeded) -> Response:
+    """A request goes past a limit on what may be there at once."""
+    limit, value_max = outcome
+    detail = f"the request goes past {limit}, which is {value_max}"
+    problem = refused(413, "limit_exceeded", "Limit exceeded", detail)
+    return with_fields(problem, limit=limit)
+
+
 def appended(
     path: str, outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown
 ) -> Response:
@@ -170,6 +179,8 @@ def appended(
             return _not_yours(outcome)
         case LeaseLost() | GroupGone():
             return lease_refused(outcome)
+        case LimitExceeded():
+            return limit_exceeded(outcome)
         case _:
             return _out_of_order(path, outcome)
 
@@ -463,6 +474,8 @@ def created(path: str, outcome: CreateOutcome | Failed | Unknown, location: byte
             )
         case BadForkPoint(detail):
             return refused(400, "fork_offset_invalid", "Bad fork offset", detail)
+        case LimitExceeded():
+            return limit_exceeded(outcome)
         case Failed() | Unknown():
             return failed(outcome)
 

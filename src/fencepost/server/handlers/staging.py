@@ -23,6 +23,7 @@ from fencepost.protocol.commits import (
     PartUsed,
     UnstageOutcome,
 )
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.streams import media_type
 from fencepost.server import access
@@ -123,6 +124,8 @@ def _staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Respons
                 f"at most {parts_max} parts wait at once (staged_parts_max)",
                 (b"Retry-After", b"60"),
             )
+        case LimitExceeded():
+            return rendering.limit_exceeded(outcome)
         case Failed() | Unknown():
             return rendering.failed(outcome)
 

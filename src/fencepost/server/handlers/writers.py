@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from fencepost.http.messages import Answer, Request, Response
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.writers import (
     BatchRefusal,
@@ -291,6 +292,8 @@ def _opened(outcome: WriterOpenOutcome | Failure) -> Response:
             return _json(shown(writer))
         case WriterHeld() | WriterQueryChanged() | WriterFenced() | WriterMissing():
             return refusal(outcome, missing_status=409)
+        case LimitExceeded():
+            return rendering.limit_exceeded(outcome)
         case WritersFull(writers_max):
             return refused(
                 429,

@@ -69,10 +69,8 @@ def refusal(mesh: str, request: MeshRequest | None, outcome: MeshOutcome | Failu
         case NameHeld():
             path = getattr(request, "path", "")
             return rendering.soft_deleted(path)
-        case LimitExceeded(limit, maximum):
-            detail = f"the request goes past {limit}, which is {maximum}"
-            problem = refused(413, "limit_exceeded", "Limit exceeded", detail)
-            return with_fields(problem, limit=limit)
+        case LimitExceeded():
+            return rendering.limit_exceeded(outcome)
         case Failed() | Unknown():
             return rendering.failed(outcome)
         case _:

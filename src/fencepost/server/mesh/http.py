@@ -105,7 +105,7 @@ class Meshes:
         settings = parse_settings(request.body)
         if isinstance(settings, BadMesh):
             raise bad("mesh_invalid", settings.detail)
-        outcome = await self._ask(MakeMesh(name, settings))
+        outcome = await self._ask(MakeMesh(name, settings, access.name_of(request.principal)))
         if isinstance(outcome, MeshCreated | MeshSame):
             status = 201 if isinstance(outcome, MeshCreated) else 200
             return json_answer(answers.shown_mesh(outcome.mesh), status)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from fencepost.clock import Clock
 from fencepost.http.messages import Answer, Request, Response
 from fencepost.protocol.limits import Limits
+from fencepost.protocol.shares import Shares
 from fencepost.server.forwarding import (
     Forwarding,
     UnansweredError,
@@ -265,6 +266,7 @@ class Parts(NamedTuple):
     tokens: Tokens
     webhooks: Webhooks
     readers: Readers | None
+    shares: Shares
 
     def make(self, store: SubscriptionStore, counts: Counts | None = None) -> Subscriptions:
         """An engine over what the store holds now, and what asks it."""
@@ -277,6 +279,7 @@ class Parts(NamedTuple):
             tokens=self.tokens,
             readers=self.readers,
             counts=counts,
+            shares=self.shares,
         )
         handlers = SubscriptionHandlers(engine, self.guard, self.tokens, self.settings, self.limits)
         return Subscriptions(engine, handlers, self.webhooks)
@@ -290,6 +293,7 @@ async def open_parts(
     *,
     on_loopback: bool,
     readers: Readers | None = None,
+    shares: Shares | None = None,
 ) -> Parts:
     """The parts that do not depend on which node runs the engine.
 
@@ -308,7 +312,8 @@ async def open_parts(
         response_bytes_max=settings.response_bytes_max,
     )
     read = Tokens(token_key, ttl_ms=settings.token_ttl_ms)
-    return Parts(clock, settings, limits, guard, signing, read, webhooks, readers)
+    shares = shares or Shares()
+    return Parts(clock, settings, limits, guard, signing, read, webhooks, readers, shares)
 
 
 async def open_subscriptions(

@@ -21,6 +21,7 @@ import msgspec
 
 from fencepost.clock import Clock
 from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.shares import SUBSCRIPTIONS, Shares, decide_shares
 from fencepost.protocol.subscriptions import (
     PULL_WAKE,
     WEBHOOK,
@@ -90,8 +91,10 @@ class Engine:
         tokens: Tokens,
         readers: Readers | None = None,
         counts: Counts | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self._store = store
+        self._shares = shares or Shares()
         self._readers = readers
         self._clock = clock
         self._settings = settings
@@ -188,6 +191,11 @@ class Engine:
             return Made(existing, created=False) if same else ConfigConflict()
         if len(self.registry) >= self._settings.subscriptions_max:
             return TooMany("subscriptions_max", self._settings.subscriptions_max)
+        if owner:
+            used = {SUBSCRIPTIONS: self.registry.owned[owner]}
+            refused = decide_shares(self._shares, used, {SUBSCRIPTIONS: 1})
+            if refused is not None:
+                return TooMany(*refused)
         draft.id = self._next_id
         self._next_id += 1
         self._link_existing(draft, scan, found)

@@ -410,6 +410,7 @@ def show_subscription(
     return {
         "id": subscription.name,
         "subscription_id": subscription.name,
+        "principal": subscription.owner or None,
         "type": config.type,
         "pattern": config.pattern,
         "streams": [_show_link(subscription.links[path]) for path in paths],

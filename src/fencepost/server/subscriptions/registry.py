@@ -9,6 +9,7 @@ first segment. `Scan` holds what changes while a new subscription reads the list
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -26,6 +27,8 @@ class Registry:
         self._by_name: dict[str, Subscription] = {}
         self._by_id: dict[int, Subscription] = {}
         self._by_path: dict[str, tuple[Subscription, ...]] = {}
+        self.owned: Counter[str] = Counter()
+        """How many each principal has."""
         self._by_wake_stream: dict[str, list[Subscription]] = {}
         # Patterns whose first segment is a wildcard are under None.
         self._by_segment: dict[str | None, list[Subscription]] = {}
@@ -66,6 +69,7 @@ class Registry:
         """Take in a subscription with all its links."""
         self._by_name[subscription.name] = subscription
         self._by_id[subscription.id] = subscription
+        self.owned[subscription.owner] += 1
         if subscription.glob is not None:
             self._by_segment.setdefault(_segment(subscription), []).append(subscription)
         wake_stream = subscription.config.wake_stream
@@ -78,6 +82,7 @@ class Registry:
         """Forget a subscription."""
         del self._by_name[subscription.name]
         del self._by_id[subscription.id]
+        self.owned[subscription.owner] -= 1
         if subscription.glob is not None:
             _take(self._by_segment, _segment(subscription), subscription)
         wake_stream = subscription.config.wake_stream

@@ -71,6 +71,7 @@ class Checker:
         self._check_chunks()
         self._check_keys()
         self._check_commits()
+        self._check_usage()
 
     # Streams
 
@@ -306,6 +307,13 @@ class Checker:
                 self._report.add("writer_history_wrong", f"writer {name}", detail)
         if "large_commits" in self._tables:
             LargeCommitCheck(self._report, self._rows).run(next_position)
+
+    def _check_usage(self) -> None:
+        if "principal_usage" not in self._tables:
+            return
+        for principal, resource, noted, found in self._rows("usage_wrong"):
+            detail = f"written down {noted} {resource}, found {found}"
+            self._report.add("usage_wrong", f"principal {principal}", detail)
 
     def _check_keys(self) -> None:
         keys = KeyCheck(self._report, self._rows, self._streams)

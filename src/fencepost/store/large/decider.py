@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -37,9 +38,11 @@ from fencepost.protocol.commits import (
     describe_items,
     join_described,
 )
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import START
 from fencepost.protocol.rates import TooFast
+from fencepost.protocol.shares import KEYS
 from fencepost.protocol.streams import Producer
 from fencepost.protocol.writers import NextBatch
 from fencepost.store.large.copies import CommitCopy, Numbers, SnapshotLoader
@@ -97,6 +100,9 @@ class LargeDecision(ABC):
         self._packed: list[bytes] = []
         self._parts: set[Part] = set()
         self._standings: Standings = {}
+        self._takes: Counter[str] = Counter()
+        if request.key is not None:
+            self._takes[KEYS] = 1
         self._tries: list[Try] = []
         # The leases of single appends, by their places, and what the commit's own acks come to:
         self._leases: list[tuple[int, LeaseRef]] = []
@@ -113,6 +119,8 @@ class LargeDecision(ABC):
     def begin(self) -> int:
         """Take the commit's positions, and the numbers of its new streams; the first position."""
         ledger = self._decider.ledger
+        # Counts are not read again before the commit is done, so they begin fresh.
+        ledger.usage.reset()
         self._now_ms = self._decider.tick()
         self.first = ledger.next_position
         self._last = self.first + max(self._messages, 1) - 1
@@ -143,6 +151,8 @@ class LargeDecision(ABC):
             taken=self._parts,
             first_item=at,
             written=self._written,
+            usage=self._decider.ledger.usage,
+            takes=self._takes,
         )
         outcomes: list[Appended | Duplicate | Replayed | AlreadyClosed] = []
         for index, item in enumerate(items, at):
@@ -238,9 +248,9 @@ class LargeDecision(ABC):
             pending = self._decider.ledger.books.pending(self._books, self._acks)
         if pending is not None:
             return CommitRefused(*pending)
-        too_fast = self._take_over()
-        if too_fast is not None:
-            return CommitRefused(0, too_fast)
+        refused = self._take_over()
+        if refused is not None:
+            return CommitRefused(0, refused)
         return Decided(self._count, answer, self._counts)
 
     def _lost(self) -> CommitLeaseLost | CommitRefused | None:
@@ -260,8 +270,12 @@ class LargeDecision(ABC):
                 return CommitRefused(index, lost)
         return None
 
-    def _take_over(self) -> TooFast | None:
+    def _take_over(self) -> TooFast | LimitExceeded | None:
         """Let principals stand as the commit leaves them, others' requests since included."""
+        usage, principal = self._decider.ledger.usage, self._request.principal
+        refused = usage.refuse(principal, self._takes)
+        if refused is not None:
+            return refused
         claims = self._decider.claims
         for append, before, decided in self._tries:
             changed = claims.weigh(claims.standings, append, before, decided, self._now_ms)
@@ -269,6 +283,7 @@ class LargeDecision(ABC):
                 claims.reset()
                 return changed
             claims.take_over(changed)
+        usage.add(self._decider.group, principal, self._takes)
         return None
 
     def _keep(self, ledger: Ledger, group: LedgerGroup) -> None:

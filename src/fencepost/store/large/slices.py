@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 UNDECIDED, CERTAIN, REDONE = 0, 1, 2
 """The states of a large commit on disk."""
-_INSERT_ID, _INSERT_PATH = 12, 13
+_INSERT_ID, _INSERT_PATH, _OWNER = 12, 13, 21
 """Where these are among the values of `insert_stream`."""
 
 
@@ -91,7 +91,10 @@ def slice_of(sealed: LedgerGroup, *, is_last: bool) -> Slice:
 
 def decode_slice(content: bytes) -> Slice:
     """A slice as it was kept."""
-    return _DECODER.decode(content)
+    decoded = _DECODER.decode(content)
+    # A server of the version before wrote streams without their owner.
+    decoded.inserts = [row if len(row) > _OWNER else (*row, "") for row in decoded.inserts]
+    return decoded
 
 
 def tell_made(watcher: Watcher, piece: Slice) -> None:

@@ -118,3 +118,32 @@ FROM counters, (SELECT max(id) AS id FROM subscriptions) AS newest WHERE newest.
 SELECT first, last FROM large_commits
 WHERE (SELECT large FROM counters) IS NULL AND state = 0
   AND NOT EXISTS (SELECT FROM large_slices WHERE large_slices.first = large_commits.first)
+
+-- name: usage_wrong
+-- What principals hold by the counts of the triggers, and by the rows.
+SELECT principal, resource, sum(noted), sum(found) FROM (
+    SELECT principal, resource, amount AS noted, 0 AS found FROM principal_usage
+    UNION ALL SELECT owner, 'streams', 0, 1 FROM streams WHERE owner <> '' AND state < 2
+    UNION ALL SELECT principal, 'producers', 0, 1 FROM producers WHERE principal <> ''
+    UNION ALL SELECT principal, 'keys', 0, 1 FROM keys WHERE principal <> ''
+    UNION ALL SELECT principal, 'writers', 0, 1 FROM writers WHERE principal <> ''
+    UNION ALL SELECT principal, 'subscriptions', 0, 1 FROM subscriptions WHERE principal <> ''
+    UNION ALL SELECT owner, 'meshes', 0, 1 FROM meshes WHERE owner <> ''
+    UNION ALL
+    SELECT owner, 'groups', 0, 1 FROM groups
+    WHERE owner <> '' AND state = 0 AND name NOT LIKE 'mesh:%'
+    UNION ALL
+    SELECT owner, 'targets', 0, targets_count FROM groups
+    WHERE owner <> '' AND state = 0 AND name NOT LIKE 'mesh:%'
+    UNION ALL
+    SELECT owner, 'parked_events', 0, parked_count FROM groups
+    WHERE owner <> '' AND state = 0 AND name NOT LIKE 'mesh:%'
+    UNION ALL
+    SELECT split_part(p.txn, chr(31), 1), 'parts', 0, 1 FROM parts p
+    WHERE committed IS NULL AND strpos(p.txn, chr(31)) > 0
+    UNION ALL
+    SELECT split_part(p.txn, chr(31), 1), 'staged_bytes', 0, c.size
+    FROM parts p JOIN chunks c ON c.txn = p.txn AND c.part = p.part
+    WHERE p.committed IS NULL AND strpos(p.txn, chr(31)) > 0
+) AS counted
+GROUP BY principal, resource HAVING sum(noted) <> sum(found)

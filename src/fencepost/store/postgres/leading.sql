@@ -89,3 +89,15 @@ WHERE a.datname = current_database() AND a.usename = current_user AND a.pid <> p
     AND greatest(a.state_change, a.query_start, a.xact_start)
         < clock_timestamp() - $1 * interval '1 millisecond'
 GROUP BY a.pid
+
+-- name: any_usage_to_fold
+SELECT 1 FROM principal_usage OFFSET $1 LIMIT 1
+
+-- name: fold_usage
+WITH gone AS (
+    DELETE FROM principal_usage
+    WHERE ctid = ANY (ARRAY(SELECT ctid FROM principal_usage LIMIT $1))
+    RETURNING principal, resource, amount
+)
+INSERT INTO principal_usage
+SELECT principal, resource, sum(amount) FROM gone GROUP BY principal, resource HAVING sum(amount) <> 0

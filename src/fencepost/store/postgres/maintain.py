@@ -19,6 +19,8 @@ from fencepost.store.write.decider import Decider
 
 TURNS_PER_SWEEP_MAX = 10_000
 HELD_PER_SWEEP_MAX = 2_000
+USAGE_ROWS_MIN, USAGE_ROWS_MAX = 1_000, 50_000
+"""Changes of usage are folded when so many have come, and so many at once."""
 
 
 class Followed(Protocol):
@@ -40,7 +42,8 @@ class PostgresUpkeep(Upkeep):
 
     @property
     def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
-        return (*super().jobs, self.follow, self.drop_turns, self.forget_nodes, self.forget_held)
+        own = (self.follow, self.drop_turns, self.forget_nodes, self.forget_held, self.fold_usage)
+        return (*super().jobs, *own)
 
     async def follow(self) -> None:
         """Write down how far the subscriptions have followed: the next leader goes on there."""
@@ -66,6 +69,14 @@ class PostgresUpkeep(Upkeep):
             return 0
         return await self._term.between_commits(
             lambda connection: connection.execute("forget_silent_nodes", (silent_ms,))
+        )
+
+    async def fold_usage(self) -> int:
+        """Add the changes of what principals hold together, into a row for each."""
+        if not await self._fetch("any_usage_to_fold", USAGE_ROWS_MIN):
+            return 0
+        return await self._term.between_commits(
+            lambda connection: connection.execute("fold_usage", (USAGE_ROWS_MAX,))
         )
 
     async def forget_held(self) -> int:

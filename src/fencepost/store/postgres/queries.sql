@@ -23,7 +23,7 @@ FROM streams WHERE id = $1 AND state < 2
 INSERT INTO streams (
     state, updated_ms, deadline_ms, tail_messages, tail_bytes, first_messages, first_bytes, closed,
     closed_by, seq, forks_count, ended_ms, id, path, content_type, created_ms, ttl_s, expires_at_ms,
-    fork, segments, retention
+    fork, segments, retention, owner
 )
 SELECT
     unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bigint[]), unnest($4::bigint[]),
@@ -31,7 +31,7 @@ SELECT
     unnest($9::text[]), unnest($10::text[]), unnest($11::bigint[]), unnest($12::bigint[]),
     unnest($13::bigint[]), unnest($14::text[]), unnest($15::text[]), unnest($16::bigint[]),
     unnest($17::bigint[]), unnest($18::bigint[]), unnest($19::text[]), unnest($20::text[]),
-    unnest($21::text[])
+    unnest($21::text[]), unnest($22::text[])
 
 -- name: update_stream
 UPDATE streams AS s SET

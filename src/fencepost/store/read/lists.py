@@ -61,6 +61,10 @@ class SqlLists:
             lambda: self._readers.run(work), lambda page: [one.stream for one in page.entries]
         )
 
+    async def usage(self) -> list[tuple[str, str, int]]:
+        rows = await self._readers.run(partial(_run, query="usage"))
+        return [(str(name), str(resource), int(amount)) for name, resource, amount in rows]
+
     async def list_writers(
         self, glob: Glob | None, *, owner: str | None, after: str, limit: int
     ) -> Page[Writer]:

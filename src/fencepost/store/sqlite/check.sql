@@ -102,3 +102,32 @@ SELECT number, carried, content FROM large_slices WHERE first = ? ORDER BY numbe
 
 -- name: rows_at
 SELECT count(*) FROM log WHERE position IN (SELECT value FROM json_each(?))
+
+-- name: usage_wrong
+-- What principals hold by the counts of the triggers, and by the rows.
+SELECT principal, resource, sum(noted), sum(found) FROM (
+    SELECT principal, resource, amount AS noted, 0 AS found FROM principal_usage
+    UNION ALL SELECT owner, 'streams', 0, 1 FROM streams WHERE owner <> '' AND state < 2
+    UNION ALL SELECT principal, 'producers', 0, 1 FROM producers WHERE principal <> ''
+    UNION ALL SELECT principal, 'keys', 0, 1 FROM keys WHERE principal <> ''
+    UNION ALL SELECT principal, 'writers', 0, 1 FROM writers WHERE principal <> ''
+    UNION ALL SELECT principal, 'subscriptions', 0, 1 FROM subscriptions WHERE principal <> ''
+    UNION ALL SELECT owner, 'meshes', 0, 1 FROM meshes WHERE owner <> ''
+    UNION ALL
+    SELECT owner, 'groups', 0, 1 FROM groups
+    WHERE owner <> '' AND state = 0 AND name NOT LIKE 'mesh:%'
+    UNION ALL
+    SELECT owner, 'targets', 0, targets_count FROM groups
+    WHERE owner <> '' AND state = 0 AND name NOT LIKE 'mesh:%'
+    UNION ALL
+    SELECT owner, 'parked_events', 0, parked_count FROM groups
+    WHERE owner <> '' AND state = 0 AND name NOT LIKE 'mesh:%'
+    UNION ALL
+    SELECT substr(p.txn, 1, instr(p.txn, char(31)) - 1), 'parts', 0, 1 FROM parts p
+    WHERE committed IS NULL AND instr(p.txn, char(31)) > 0
+    UNION ALL
+    SELECT substr(p.txn, 1, instr(p.txn, char(31)) - 1), 'staged_bytes', 0, c.size
+    FROM parts p JOIN chunks c ON c.txn = p.txn AND c.part = p.part
+    WHERE p.committed IS NULL AND instr(p.txn, char(31)) > 0
+) AS counted
+GROUP BY principal, resource HAVING sum(noted) <> sum(found)

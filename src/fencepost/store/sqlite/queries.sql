@@ -20,8 +20,8 @@ FROM streams WHERE id = ? AND state < 2
 INSERT INTO streams (
     state, updated_ms, deadline_ms, tail_messages, tail_bytes, first_messages, first_bytes, closed,
     closed_by, seq, forks_count, ended_ms, id, path, content_type, created_ms, ttl_s, expires_at_ms,
-    fork, segments, retention
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    fork, segments, retention, owner
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: update_stream
 UPDATE streams SET

@@ -44,6 +44,7 @@ from fencepost.protocol.commits import (
     UnstageOutcome,
     decide_commit,
     describe_commit,
+    owner_of,
 )
 from fencepost.protocol.creates import (
     Create,
@@ -52,10 +53,19 @@ from fencepost.protocol.creates import (
     ForkPoint,
     decide_create,
 )
+from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
+from fencepost.protocol.shares import (
+    KEYS,
+    PARTS,
+    STAGED_BYTES,
+    STREAMS,
+    WRITERS,
+    append_takes,
+)
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import (
     BatchDone,
@@ -183,6 +193,7 @@ class Decider:
             producers_max=settings.producers_cached_max,
             key_retention_ms=settings.key_retention_s * 1000 or None,
             writer_history_max=settings.writer_history_max,
+            shares=settings.shares,
             exact_deadlines=exact_deadlines,
         )
         self.claims = Claims(connection)
@@ -199,6 +210,7 @@ class Decider:
         self.watchers: list[Watcher] = []
         self.holds = Holds()
         """What a large commit has hold of: nothing of it may be decided apart from that."""
+        self.ledger.usage.is_settled = lambda: self.holds.held is None
         self.group: LedgerGroup
         """The open group, which the store opens: what is decided next joins it."""
 
@@ -224,6 +236,7 @@ class Decider:
             mismatches=counts.mismatches,
             epochs_raised=counts.raises,
             appends_too_fast=claims.refused,
+            past_shares=ledger.usage.refused,
             streams_cached=ledger.cached_count,
             next_position=ledger.next_position,
             claims=tuple(
@@ -269,13 +282,17 @@ class Decider:
             # A retry of what is stored is answered however fast it comes, and costs nothing.
             if not isinstance(outcome, STORED_BEFORE):
                 outcome = self.claims.pace(request.actor, now_ms) or outcome
+            takes = append_takes(request, producer, outcome)
+            outcome = self.ledger.usage.refuse(request.actor.name, takes) or outcome
             outcome = self.claims.settle(request, producer, outcome, now_ms)
+            if isinstance(outcome, Appended):
+                self.ledger.usage.add(self.group, request.actor.name, takes)
         if isinstance(outcome, Appended):
             self.ledger.apply(self.group, entry, request, outcome, now_ms)
             self.counts.add(request)
             if producer is not None:
                 self.counts.add_raise(request, producer)
-        elif not isinstance(outcome, NotHolder | EpochGuarded | TooFast):
+        elif not isinstance(outcome, NotHolder | EpochGuarded | TooFast | LimitExceeded):
             self.counts.duplicates += isinstance(outcome, Duplicate | Replayed)
             if self.ledger.slide(entry, now_ms):
                 self.ledger.touch(self.group, entry)
@@ -288,12 +305,22 @@ class Decider:
         too_fast = self.claims.pace(request.actor, now_ms)
         if too_fast is not None:
             return too_fast
-        stream = Stream(self.ledger.next_stream, request.path, content_type, created_ms=now_ms)
+        stream = Stream(
+            self.ledger.next_stream,
+            request.path,
+            content_type,
+            created_ms=now_ms,
+            owner=request.principal,
+        )
         position = self.ledger.next_position
         lost = None if request.conditions is None else self._lost(request.conditions)
         outcome = decide_append(stream, None, request, lost=lost, position=position, now_ms=now_ms)
+        usage, takes = self.ledger.usage, {STREAMS: 1, **append_takes(request, None, outcome)}
+        if isinstance(outcome, Appended):
+            outcome = usage.refuse(request.principal, takes) or outcome
         outcome = self.claims.settle(request, None, outcome, now_ms)
         if isinstance(outcome, Appended):
+            usage.add(self.group, request.principal, takes)
             entry = self.make(stream)
             self.ledger.apply(self.group, entry, request, outcome, now_ms)
             self.counts.add(request)
@@ -339,6 +366,12 @@ class Decider:
             if pending is not None:
                 outcome = CommitRefused(*pending)
         if isinstance(outcome, Committed):
+            if request.key is not None:
+                draft.takes[KEYS] += 1
+            refused = self.ledger.usage.refuse(request.principal, draft.takes)
+            outcome = outcome if refused is None else CommitRefused(0, refused)
+        if isinstance(outcome, Committed):
+            self.ledger.usage.add(self.group, request.principal, draft.takes)
             self.carry_out(draft)
             self.groups.apply(acks)
             self.ledger.books.retire(draft.books, self.group)
@@ -442,6 +475,12 @@ class Decider:
             return PartClosed(found.committed)
         elif found.media_type != upload.media_type:
             return ChunkConflict(f"the part holds {found.media_type}")
+        owner, usage = owner_of(part), self.ledger.usage
+        takes = {PARTS: int(found is None), STAGED_BYTES: upload.batch.size}
+        refused = usage.refuse(owner, takes)
+        if refused is not None:
+            return refused
+        usage.add(self.group, owner, takes)
         staging.add(self.group, upload, new=found is None, now_ms=now_ms)
         return staged
 
@@ -463,6 +502,11 @@ class Decider:
         if isinstance(outcome, WriterOpened):
             if current is None and writers.count >= self.settings.writers_max:
                 return WritersFull(self.settings.writers_max)
+            if current is None:
+                refused = self.ledger.usage.refuse(request.principal, {WRITERS: 1})
+                if refused is not None:
+                    return refused
+                self.ledger.usage.add(self.group, request.principal, {WRITERS: 1})
             if current is None or current.query == request.query:
                 writers.save(self.group, outcome.writer)
             else:
@@ -501,6 +545,10 @@ class Decider:
             now_ms=now_ms,
         )
         if isinstance(outcome, Created):
+            refused = self.ledger.usage.refuse(request.owner, {STREAMS: 1})
+            if refused is not None:
+                return refused
+            self.ledger.usage.add(self.group, request.owner, {STREAMS: 1})
             self._carry_out_create(request, outcome, point)
         return outcome
 

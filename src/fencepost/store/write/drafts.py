@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
@@ -44,10 +45,12 @@ from fencepost.protocol.commits import (
 from fencepost.protocol.leases import NOWHERE, GroupGone, LeaseLost, LeaseRef
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.rates import TooFast
+from fencepost.protocol.shares import STREAMS, append_takes
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
 from fencepost.store.write.staging import ROW_BYTES
+from fencepost.store.write.usage import Usage
 
 
 class Draft:
@@ -69,8 +72,12 @@ class Draft:
         check_lease: Callable[[LeaseRef], LeaseLost | GroupGone | None] | None = None,
         first_item: int = 0,
         written: Container[str] = (),
+        usage: Usage | None = None,
+        takes: Counter[str] | None = None,
     ) -> None:
         self._ledger = ledger
+        self._usage = usage or ledger.usage
+        self._unpaid: set[str] = set()  # new streams whose first append is not decided
         self._taken = taken
         self._check_lease = check_lease
         self._written = written
@@ -90,6 +97,9 @@ class Draft:
         self.standings: Standings = {} if standings is None else standings
         """Where the draft leaves principals, if it is carried out; with where it found them, if it
         goes on from another one."""
+        self.takes: Counter[str] = Counter() if takes is None else takes
+        """What the draft takes of the shares of its principal; with what the draft before it took,
+        if it goes on from one."""
         self.parts: set[Part] = set()
         """The staged parts that the draft uses."""
         self.made: dict[str, Stream] = {}
@@ -192,10 +202,30 @@ class Draft:
             stream, producer, append, key=key, lost=lost, position=position, now_ms=now_ms
         )
         if append.actor is not None:
+            outcome = self._share(append, producer, outcome)
             outcome = self._settle(append, producer, outcome)
         raised = claim is not None and producer is not None and claim.epoch != producer.epoch
         if raised and producer is not None and isinstance(outcome, Appended):
             self.raises.append((append, producer))
+        return outcome
+
+    def _share(
+        self, append: Append, producer: Producer | None, outcome: AppendOutcome
+    ) -> AppendOutcome:
+        """The outcome, unless its principal has no share left for what it takes."""
+        if not isinstance(outcome, Appended):
+            return outcome
+        more = append_takes(append, producer, outcome)
+        if append.path in self._unpaid:
+            more[STREAMS] = 1
+        if not more:
+            return outcome
+        total = self.takes + Counter(more)
+        refused = self._usage.refuse(append.principal, total)
+        if refused is not None:
+            return refused
+        self._unpaid.discard(append.path)
+        self.takes.update(more)
         return outcome
 
     def _settle(
@@ -259,8 +289,15 @@ class Draft:
             content_type = None if append.conditions is None else append.conditions.makes
             if content_type is None:
                 return ItemMissing()
-            stream = Stream(self._next_stream, append.path, content_type, created_ms=self._now_ms)
+            stream = Stream(
+                self._next_stream,
+                append.path,
+                content_type,
+                created_ms=self._now_ms,
+                owner=append.principal,
+            )
             self._next_stream += 1
+            self._unpaid.add(append.path)
             self.made[append.path] = copy.copy(stream)
         self._streams[append.path] = stream
         return stream

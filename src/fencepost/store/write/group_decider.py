@@ -54,6 +54,8 @@ from fencepost.protocol.leases import (
     decide_take,
     share_slots,
 )
+from fencepost.protocol.shares import GROUPS as GROUPS_SHARE
+from fencepost.protocol.shares import PARKED_EVENTS, TARGETS, Amounts
 from fencepost.store.group_contract import (
     AckDone,
     AckItem,
@@ -78,6 +80,7 @@ from fencepost.store.group_contract import (
 )
 from fencepost.store.write.groups import MESH, GroupChanges, Groups
 from fencepost.store.write.sends import Meshes
+from fencepost.store.write.usage import Usage
 
 CANDIDATES_MAX = 1_000
 """Rows that a claim looks at when its worker may not read every source."""
@@ -92,6 +95,7 @@ class Numbers(Protocol):
 
     groups: Groups
     meshes: Meshes
+    usage: Usage
     next_position: int
     next_stream: int
 
@@ -155,6 +159,9 @@ class GroupDecider:
             owner=request.owner,
         )
         if isinstance(outcome, GroupMade) and outcome.fresh:
+            refused = self._take_share(outcome.group, {GROUPS_SHARE: 1})
+            if refused is not None:
+                return refused
             # Incarnations of groups and of streams are numbered together: none comes back.
             self._ledger.next_stream += 1
             self._groups.save_group(self._open_group(), outcome.group)
@@ -194,12 +201,34 @@ class GroupDecider:
         )
         if not isinstance(outcome, CorrelationDecision):
             return outcome
+        more = {TARGETS: max(0, outcome.group.targets_count - group.targets_count)}
+        refused = self._take_share(group, more)
+        if refused is not None:
+            return refused
         changes = self._open_group()
         for row in outcome.rows.values():
             self._groups.save(changes, group.id, row)
         if outcome.group != group:
             self._groups.save_group(changes, outcome.group)
         return CorrelationDone(outcome.group)
+
+    def _take_share(self, group: Group, more: Amounts) -> LimitExceeded | None:
+        """Let the owner of a group take so much more; or why it may not."""
+        if not group.owner or group.name.startswith(MESH):
+            return None
+        refused = self._ledger.usage.refuse(group.owner, more)
+        if refused is None:
+            self._ledger.usage.add(self._open_group(), group.owner, more)
+        return refused
+
+    def _parked_max(self, group: Group) -> int:
+        """How many events a group may set aside: no more than now when its owner's share is used
+        up."""
+        if group.owner and not group.name.startswith(MESH):
+            refused = self._ledger.usage.refuse(group.owner, {PARKED_EVENTS: 1})
+            if refused is not None:
+                return min(group.parked_count, self._limits.parked_max)
+        return self._limits.parked_max
 
     # Workers
 
@@ -319,7 +348,9 @@ class GroupDecider:
             row,
             ack,
             parked=known,
-            parked_max=self._limits.parked_max,
+            parked_max=(
+                self._limits.parked_max if ack.failure is None else self._parked_max(group)
+            ),
             head=self._ledger.next_position - 1,
             random=random,
             now_ms=now_ms,
@@ -357,6 +388,8 @@ class GroupDecider:
             targets_count=group.targets_count + targets, parked_count=group.parked_count + parked
         )
         self._groups.save_group(self._open_group(), counted)
+        if parked > 0 and group.owner and not group.name.startswith(MESH):
+            self._ledger.usage.add(self._open_group(), group.owner, {PARKED_EVENTS: parked})
         return counted
 
     def _renew(self, group: Group, request: RenewLeases) -> RenewDone:
@@ -527,6 +560,10 @@ class GroupDecider:
                 new += self._groups.find_parked(group.id, name, position) is None
         if group.parked_count + new > self._limits.parked_max:
             return LimitExceeded("parked_max", self._limits.parked_max)
+        if new and group.owner and not group.name.startswith(MESH):
+            refused = self._ledger.usage.refuse(group.owner, {PARKED_EVENTS: new})
+            if refused is not None:
+                return refused
         changed: list[str] = []
         for name, position in events:
             found = self._groups.find(group.id, name)

@@ -15,6 +15,7 @@ import msgspec
 from fencepost.protocol.groups import Group, GroupSettings
 from fencepost.protocol.leases import Parked, Slots, Target
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.usage import UsageGroup
 
 MESH = "mesh:"
 """What the names of the groups of meshes begin with."""
@@ -25,7 +26,7 @@ IDLE, READY, DUE, BLOCKED = range(4)
 _SETTINGS = msgspec.json.Decoder(GroupSettings)
 
 
-class GroupChanges(Protocol):
+class GroupChanges(UsageGroup, Protocol):
     """An open group of the commit, as far as this module writes to it."""
 
     groups: dict[int, Group | None]

@@ -11,6 +11,7 @@ The store that owns the ledger undoes a failed commit by dropping all of it (`re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Set
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from fencepost.protocol.books import BooksChange
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import Parked, Target
 from fencepost.protocol.offsets import Offset
+from fencepost.protocol.shares import Shares
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import Writer
 from fencepost.store import records
@@ -40,6 +42,7 @@ from fencepost.store.write.keys import KeyLedger, KeyPlace
 from fencepost.store.write.loader import Loader
 from fencepost.store.write.sends import Meshes, Sends, StoredMesh, Topic
 from fencepost.store.write.staging import ROW_BYTES, Changes, Staging
+from fencepost.store.write.usage import Usage
 from fencepost.store.write.writers import HistoryChanges, Writers
 
 NO_PRODUCER: tuple[Any, ...] = (None, None, None, None, None)
@@ -118,6 +121,7 @@ class LedgerGroup:
         "topics",
         "unshown",
         "updates",
+        "usage",
         "views",
         "writers",
     )
@@ -146,6 +150,7 @@ class LedgerGroup:
         self.numbered_sends: list[tuple[Collection[KeyPlace], int]] = []
         self.bulk: list[tuple[str, list[Row]]] = []
         self.carried: list[Carried] = []  # slices of a large commit
+        self.usage: dict[str, Counter[str]] = {}  # what principals hold more after it
         self.statements: list[tuple[str, tuple[object, ...]]] = []
         # Filled when the group is sealed:
         self.inserts: list[Row] = []
@@ -181,6 +186,7 @@ class Ledger(KeyLedger):
         producers_max: int,
         key_retention_ms: int | None = None,
         writer_history_max: int = 10_000,
+        shares: Shares | None = None,
         exact_deadlines: bool = False,
         counters: Row | None = None,
     ) -> None:
@@ -202,6 +208,7 @@ class Ledger(KeyLedger):
         self.next_position = self.next_stream = self.last_ms = 0
         self.staging = Staging(loader, self._pending)
         self.writers = Writers(loader.connection, self._pending, history_max=writer_history_max)
+        self.usage = Usage(loader.connection, self._pending, shares or Shares())
         self.groups = Groups(loader.groups, self._pending)
         self.sends = Sends(loader, self._pending)
         self.meshes = Meshes(loader.connection, self._pending)
@@ -224,6 +231,7 @@ class Ledger(KeyLedger):
         self.next_position, self.next_stream, self.last_ms = counters
         self.staging.reset()
         self.writers.reset()
+        self.usage.reset()
         self.reset_keys()
         self.sends.reset()
 

@@ -38,6 +38,7 @@ from fencepost.protocol.sends import (
     Sent,
     decide_send,
 )
+from fencepost.protocol.shares import MESHES
 from fencepost.protocol.streams import JSON, Stream
 from fencepost.store.group_contract import DeleteGroup, MakeGroup
 from fencepost.store.mesh_contract import (
@@ -143,9 +144,15 @@ class MeshDecider:
             existing, request.mesh, request.settings, mesh_id=ledger.next_stream, now_ms=now_ms
         )
         if isinstance(outcome, MeshCreated):
+            refused = ledger.usage.refuse(request.owner, {MESHES: 1})
+            if refused is not None:
+                return refused
+            ledger.usage.add(decider.group, request.owner, {MESHES: 1})
             # Meshes, groups and incarnations of streams are numbered together: none comes back.
             ledger.next_stream += 1
             ledger.meshes.save(decider.group, outcome.mesh)
+            if request.owner:
+                decider.group.statements.append(("own_mesh", (request.owner, outcome.mesh.id)))
         return outcome
 
     def _end_mesh(self, request: EndMesh) -> Done | MeshNotFound:
