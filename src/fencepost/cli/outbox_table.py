@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 DATABASE_VARIABLE = "FENCEPOST_OUTBOX_DATABASE"
 MESH_VARIABLE = "FENCEPOST_MESH"
-ROWS_MAX = 1_000
 
 Database = Annotated[
     str | None,
@@ -42,7 +41,6 @@ Database = Annotated[
         help=f"The caller's database: a SQLite file or postgresql://. Else {DATABASE_VARIABLE}.",
     ),
 ]
-RowId = Annotated[str, typer.Argument(metavar="ROW", help="The row, by the number `list` shows.")]
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -156,9 +156,11 @@ _SCHEMA = """create table {table} (
     lease_until_ms bigint,
     unique (mesh, client_message_id)
 );
-create index {table}_open on {table} (status, lane, id) where status in ('pending', 'inflight');
+create index {table}_pending on {table} (lane, id) where status = 'pending';
+create index {table}_inflight on {table} (lane, id) where status = 'inflight';
 create index {table}_done on {table} (delivered_ms) where status = 'done';
-create index {table}_kept on {table} (status, id) where status in ('dead', 'aborted');
+create index {table}_dead on {table} (id) where status = 'dead';
+create index {table}_aborted on {table} (id) where status = 'aborted';
 create table {version_table} (version integer not null);
 insert into {version_table} (version) values ({version});
 """

@@ -58,6 +58,36 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         return self.mesh, self.destination, self.priority
 
 
+_TOLD_IF_SET = (
+    "last_error",
+    "delivered_ms",
+    "broker_message_id",
+    "aborted_ms",
+    "aborted_by",
+    "superseded_by",
+)
+
+
+def facts_of(row: Row) -> dict[str, object]:
+    """A row as programs and people see it, without its payload."""
+    facts: dict[str, object] = {
+        "id": row.id,
+        "mesh": row.mesh,
+        "client_message_id": row.client_message_id,
+        "destination": row.destination,
+        "priority": row.priority,
+        "status": row.status,
+        "attempts": row.attempts,
+        "enqueued_ms": row.enqueued_ms,
+        "bytes": len(row.payload),
+        "request_fingerprint": row.request_fingerprint.hex(),
+    }
+    if row.status == "pending":
+        facts["next_attempt_ms"] = row.next_attempt_ms
+    told = ((name, getattr(row, name)) for name in _TOLD_IF_SET)
+    return facts | {name: value for name, value in told if value is not None}
+
+
 # Accepting a send.
 
 
