@@ -358,14 +358,13 @@ async def test_terms_that_the_server_refuses_end_a_relay(shop: Shop) -> None:
 
 def lease(database: OutboxDatabase, mesh: str, lease_ms: int = 30_000, **more: int) -> Any:
     wanted = Wanted({mesh: 144 * HOUR_MS}, more.get("lanes", 32), 3, 20)
-    return database.turn([], [], wanted, tokens={}, lease_ms=lease_ms, keep_done_ms=HOUR_MS)
+    return database.turn([], [], wanted, lease_ms=lease_ms, keep_done_ms=HOUR_MS)
 
 
 def finish(database: OutboxDatabase, mesh: str, held: Any, event: Any) -> Any:
     wanted = Wanted({mesh: 144 * HOUR_MS}, 0, 3, 20)
-    tokens = {row.id: held.token for row in held.rows}
-    finished = [Finished(row, event) for row in held.rows]
-    return database.turn(finished, [], wanted, tokens=tokens, lease_ms=1, keep_done_ms=HOUR_MS)
+    finished = [Finished(row, event, held.token) for row in held.rows]
+    return database.turn(finished, [], wanted, lease_ms=1, keep_done_ms=HOUR_MS)
 
 
 @pytest.fixture

@@ -64,6 +64,8 @@ class Finished(NamedTuple):
 
     row: Row
     event: Event | None
+    token: str
+    """Of the lease under which the relay held it."""
 
 
 class Lease(NamedTuple):
@@ -128,19 +130,18 @@ class OutboxDatabase:
         renewed: Iterable[Lease],
         wanted: Wanted,
         *,
-        tokens: Mapping[str, str],
         lease_ms: int,
         keep_done_ms: int,
     ) -> Turn:
-        """Write outcomes, renew leases, lease rows that are due. `tokens` has those of `finished`.
+        """Write outcomes, renew leases, lease rows that are due.
 
         Rows of `finished` are as they were leased: in flight, with this attempt counted.
         """
         turn = Turn([], [])
         with self._transaction() as execute:
             now_ms = self._locked(execute)
-            for row, event in finished:
-                self._finish(execute, row, event, tokens[row.id], now_ms, wanted, turn)
+            for row, event, token in finished:
+                self._finish(execute, row, event, token, now_ms, wanted, turn)
             for lease in renewed:
                 for row in lease.rows:
                     execute(_RENEW, (now_ms + lease_ms, int(row.id), lease.token))

@@ -159,7 +159,6 @@ class Relay:
         self._terms_due_ms = 0
         self._held: dict[str, _Held] = {}
         self._finished: list[Finished] = []
-        self._tokens: dict[str, str] = {}
         self._woken = asyncio.Event()
         self._stopping = False
         self._turned_ms: int | None = None
@@ -213,7 +212,6 @@ class Relay:
                 finished,
                 self._renewed(now_ms),
                 self._wanted(),
-                tokens=self._tokens,
                 lease_ms=self._settings.lease_ms,
                 keep_done_ms=self._settings.keep_done_ms,
             )
@@ -224,15 +222,12 @@ class Relay:
             log.warning("the database is away: %s", str(error).strip())
             self._counted.count("database_failures")
             return None
-        for row, _ in finished:
-            del self._tokens[row.id]
         self._turned_ms = now_ms
         for held in self._held.values():
             if self._is_old(held, now_ms):
                 held.until_ms = now_ms + self._settings.lease_ms
         for lease in turn.leases:
             self._held[lease.token] = _Held(lease, now_ms + self._settings.lease_ms)
-            self._tokens |= {row.id: lease.token for row in lease.rows}
         self._report(turn)
         return turn
 
@@ -288,7 +283,7 @@ class Relay:
                 return
             event = await self._attempt(row, settings.attempt_ms)
             self._count(row, event)
-            self._finished.append(Finished(row, event))
+            self._finished.append(Finished(row, event, lease.token))
             if isinstance(event, Failed):
                 self._end(lease, lease.rows[number + 1 :])
                 return
@@ -303,7 +298,7 @@ class Relay:
             return Failed(f"no answer within {limit_ms} ms", self._clock.random())
 
     def _end(self, lease: Lease, unsent: list[Row]) -> None:
-        self._finished += [Finished(row, None) for row in unsent]
+        self._finished += [Finished(row, None, lease.token) for row in unsent]
         del self._held[lease.token]
         self._woken.set()
 
