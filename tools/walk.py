@@ -27,14 +27,17 @@ from typing import NamedTuple
 
 from fencepost.store.opener import AnyStoreSettings
 from fencepost.store.settings import PostgresSettings, SqliteSettings
+from fencepost.store.write.group_commit import THREAD_COMMITS_AFTER_SLOW
 from fencepost.testing.postgres import shared_server
 from fencepost.testing.server import TestServer
 
 JSON = "Content-Type: application/json\r\n"
+WARM_UP = THREAD_COMMITS_AFTER_SLOW + 6
+"""How many appends come before the one that is shown: the first ones are committed by a thread."""
 REQUESTS = {
     "append": (
         "POST",
-        JSON + "Producer-Id: walk\r\nProducer-Epoch: 0\r\nProducer-Seq: 2\r\n",
+        JSON + "Producer-Id: walk\r\nProducer-Epoch: 0\r\nProducer-Seq: " + f"{WARM_UP}\r\n",
         "[1]",
     ),
     "read": ("GET", "", ""),
@@ -141,8 +144,8 @@ async def walk(store: AnyStoreSettings, what: str) -> tuple[list[Call], bytes]:
         async with TestServer(store) as server:
             client = Client(server.port)
             await asyncio.to_thread(client.send, "PUT", JSON, "")
-            for seq in (0, 1):
-                headers = REQUESTS["append"][1].replace("Seq: 2", f"Seq: {seq}")
+            for seq in range(WARM_UP):
+                headers = REQUESTS["append"][1].replace(str(WARM_UP), str(seq))
                 await asyncio.to_thread(client.send, "POST", headers, "[0]")
             method, headers, body = REQUESTS[what]
             query = "?offset=-1" if what == "read" else ""
@@ -194,7 +197,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         store: AnyStoreSettings
         if chosen.store == "sqlite":
-            store = SqliteSettings(folder=Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            # However slow the disk is at this moment, commits run where those of fast disks do.
+            store = SqliteSettings(folder=folder, loop_commit_us_max=10**9)
         else:
             store = PostgresSettings(url=shared_server().new_database())
         calls, answer = asyncio.run(walk(store, chosen.request))

@@ -28,61 +28,61 @@ _HEAD_END = b"\r\n\r\n"
 _TARGET = re.compile(rb"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?")
 _VALUE = re.compile(rb"[!-~]+")
 _VALUE_BYTES_MAX = 256
-_NUMBER_BYTES_MAX = 16
 
 
-class Repeat(NamedTuple):
-    """What was read of one request: its parts, and where in the data it ends."""
-
-    path: bytes
-    query: bytes
-    headers: dict[bytes, bytes]
-    body: bytes
-    end: int
+Repeat = tuple[bytes, bytes, dict[bytes, bytes], bytes, int]
+"""What was read of one request: path, query, headers, body, and where in the data it ends."""
 
 
 class _Field(NamedTuple):
-    """A value that varies, and the bytes between the place that varies before it and this one."""
+    """A value that varies, and the bytes between it and the next one."""
 
-    before: bytes
-    before_bytes: int
     name: bytes
     is_number: bool
+    after: bytes
+    after_bytes: int
 
 
 class RepeatedHead:
     """The head of a POST, which the next ones of its connection may repeat."""
 
     __slots__ = (
+        "_begin",
+        "_begin_bytes",
         "_body_bytes_max",
-        "_ending",
         "_fields",
         "_head_bytes_max",
         "_headers",
+        "_line_end",
         "_path",
         "_query",
-        "_target",
         "_target_bytes_max",
         "parsed",
     )
 
     def __init__(
         self,
+        target: bytes,
+        line_end: bytes,
         fields: list[_Field],
-        ending: bytes,
         headers: dict[bytes, bytes],
         settings: HttpSettings,
     ) -> None:
+        self._line_end = line_end  # from behind the target to the first value
         self._fields = tuple(fields)
-        self._ending = ending
         self._headers = headers
-        self._target = self._path = self._query = b""
         self._target_bytes_max = settings.target_bytes_max
         self._head_bytes_max = settings.header_bytes_max
         # A larger body may need a sender that the server knows, which the parser asks about.
         self._body_bytes_max = min(settings.body_bytes_max, settings.open_body_bytes_max)
         self.parsed: object = None
         """What the application has made of the header lines that do not vary."""
+        self._turn_to(target)
+
+    def _turn_to(self, target: bytes) -> None:
+        self._path, _, self._query = target.partition(b"?")
+        self._begin = _METHOD + target + self._line_end
+        self._begin_bytes = len(self._begin)
 
     @classmethod
     def of(cls, data: bytes, settings: HttpSettings) -> RepeatedHead | None:
@@ -90,64 +90,68 @@ class RepeatedHead:
 
         The parser has not seen it yet: the caller lets it read the same request and compares.
         """
-        if not data.startswith(_METHOD):
-            return None
         line, _, rest = data[: data.find(_HEAD_END)].partition(b"\r\n")
-        between = line[-len(_VERSION) :]
+        target = line[len(_METHOD) : -len(_VERSION)]
+        if line != _METHOD + target + _VERSION or not _is_plain(target, settings):
+            return None
         headers: dict[bytes, bytes] = {}
-        fields: list[_Field] = []
+        names: list[bytes] = []
+        between = [_VERSION]  # the bytes before, between and behind the values that vary
         for text in rest.split(b"\r\n"):
             name, _, value = text.partition(b": ")
             lower = name.lower()
             if lower in headers or lower in _ELSEWHERE:
                 return None
             headers[lower] = value.strip()
-            between += b"\r\n" + text
+            between[-1] += b"\r\n" + text
             if lower in _VARYING:
-                before = between[: len(between) - len(value)]
-                fields.append(_Field(before, len(before), lower, lower in _NUMBERS))
-                between = b""
+                names.append(lower)
+                between[-1] = between[-1][: len(between[-1]) - len(value)]
+                between.append(b"")
         if b"content-length" not in headers:
             return None
-        return cls(fields, between + _HEAD_END, headers, settings)
+        between[-1] += _HEAD_END
+        fields = [
+            _Field(name, name in _NUMBERS, after, len(after))
+            for name, after in zip(names, between[1:], strict=True)
+        ]
+        return cls(target, between[0], fields, headers, settings)
 
     def read(self, data: bytes, at: int) -> Repeat | None:
         """The request that begins at `at`; None when it has another head, or is not whole."""
-        if not data.startswith(_METHOD, at):
+        if not data.startswith(self._begin, at) and not self._follow(data, at):
             return None
-        begin = at + 5
-        end = data.find(b" ", begin, begin + self._target_bytes_max + 1)
-        if end < 0:
-            return None
-        target = data[begin:end]
-        if target != self._target:
-            if _TARGET.fullmatch(target) is None:
-                return None
-            self._target = target
-            self._path, _, self._query = target.partition(b"?")
+        begin = at + self._begin_bytes
         headers = self._headers.copy()
-        size = 0
-        for before, before_bytes, name, is_number in self._fields:
-            if not data.startswith(before, end):
-                return None
-            begin = end + before_bytes
-            end = data.find(b"\r", begin, begin + _VALUE_BYTES_MAX + 1)
-            if end < 0:
-                return None
+        for name, is_number, after, after_bytes in self._fields:
+            end = data.find(b"\r", begin, begin + _VALUE_BYTES_MAX)
             value = data[begin:end]
-            if is_number:
-                if not value.isdigit() or end - begin > _NUMBER_BYTES_MAX:
-                    return None
-                if name == b"content-length":
-                    size = int(value)
-            elif _VALUE.fullmatch(value) is None:
+            is_good = value.isdigit() if is_number else _VALUE.fullmatch(value)
+            if not is_good or not data.startswith(after, end):
                 return None
             headers[name] = value
-        ending = self._ending
-        if not data.startswith(ending, end):
-            return None
-        begin = end + len(ending)
+            begin = end + after_bytes
+        size = int(headers[b"content-length"])
         end = begin + size
         if end > len(data) or size > self._body_bytes_max or begin - at > self._head_bytes_max:
             return None
-        return Repeat(self._path, self._query, headers, data[begin:end], end)
+        return self._path, self._query, headers, data[begin:end], end
+
+    def _follow(self, data: bytes, at: int) -> bool:
+        """Turn to the target of the request that begins at `at`, if that is all that is new."""
+        begin = at + len(_METHOD)
+        end = data.find(b" ", begin, begin + self._target_bytes_max + 1)
+        target = data[begin:end]
+        if (
+            end < 0
+            or not data.startswith(_METHOD, at)
+            or not data.startswith(self._line_end, end)
+            or _TARGET.fullmatch(target) is None
+        ):
+            return False
+        self._turn_to(target)
+        return True
+
+
+def _is_plain(target: bytes, settings: HttpSettings) -> bool:
+    return len(target) <= settings.target_bytes_max and _TARGET.fullmatch(target) is not None

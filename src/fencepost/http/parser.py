@@ -193,13 +193,14 @@ class RequestReader:
         found = None if head is None else head.read(data, 0)
         if found is None:
             return data
-        self._parse(data[: found.end])
+        path, query, headers, _, end = found
+        self._parse(data[:end])
         # What both understood alike, they understand alike with other values in the same places.
         parsed = (self._method, self._version, self._path, self._query, self._headers)
-        read = ("POST", "1.1", found.path, found.query, found.headers)
+        read = ("POST", "1.1", path, query, headers)
         if parsed == read and self.between_requests and self._keep_alive and not self._repeated:
             self._head = head
-        return data[found.end :]
+        return data[end:]
 
     def _parse(self, data: bytes | memoryview) -> None:
         phase = self._phase

@@ -46,6 +46,14 @@ class StagedChunk(NamedTuple):
     size: int
 
 
+class TooMany(NamedTuple):
+    """The body holds more messages than one append may have."""
+
+
+class TooDeep(NamedTuple):
+    """Arrays and objects of the body are nested deeper than they may be."""
+
+
 class Malformed(NamedTuple):
     """The body is not what its content type promises; `detail` says where."""
 
@@ -77,6 +85,17 @@ def json_batch(body: bytes) -> Batch | Malformed | None:
     except RecursionError:
         return Malformed("the body is nested too deeply")
     return Batch(1, len(value), value, None)
+
+
+def json_batch_within(
+    body: bytes, *, messages_max: int, depth_max: int
+) -> Batch | Malformed | TooMany | TooDeep | None:
+    """The same, if the body holds no more messages and is nested no deeper than this."""
+    if holds_more_than(body, messages_max):
+        return TooMany()
+    if is_nested_deeper(body, depth_max):
+        return TooDeep()
+    return json_batch(body)
 
 
 def holds_more_than(body: bytes, messages_max: int) -> bool:

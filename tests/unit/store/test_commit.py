@@ -59,11 +59,9 @@ class Memory:
         if error is not None:
             raise error
 
-    def begin(self) -> None:
+    def write(self, sealed: Numbers) -> None:
         self._step("begin")
         self.written = []
-
-    def write(self, sealed: Numbers) -> None:
         self._step("write")
         self.written += sealed.values
 

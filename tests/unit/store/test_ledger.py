@@ -68,7 +68,6 @@ class Book:
 
     def commit(self, sealed: LedgerGroup | None = None) -> None:
         sealed = sealed or self.seal()
-        self.writer.begin()
         self.writer.write(sealed)
         self.writer.commit()
         self.ledger.committed(sealed)

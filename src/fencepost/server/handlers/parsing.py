@@ -21,11 +21,11 @@ from fencepost.protocol.appends import NO_CONDITIONS, Append, Conditions, Produc
 from fencepost.protocol.batches import (
     Batch,
     Malformed,
+    TooDeep,
+    TooMany,
     bytes_batch,
     digest,
-    holds_more_than,
-    is_nested_deeper,
-    json_batch,
+    json_batch_within,
 )
 from fencepost.protocol.claims import Actor
 from fencepost.protocol.creates import Create, ForkFrom
@@ -549,7 +549,10 @@ def batch_of(body: bytes, media: str, limits: Limits) -> Batch | None:
     """The messages of a body; None for an empty JSON array."""
     if media != JSON:
         return bytes_batch(body)
-    if holds_more_than(body, limits.messages_per_append_max):
+    batch = json_batch_within(
+        body, messages_max=limits.messages_per_append_max, depth_max=limits.json_depth_max
+    )
+    if isinstance(batch, TooMany):
         raise RefusedError(
             413,
             "batch_too_large",
@@ -557,13 +560,12 @@ def batch_of(body: bytes, media: str, limits: Limits) -> Batch | None:
             f"one append has at most {limits.messages_per_append_max} messages"
             " (messages_per_append_max)",
         )
-    if is_nested_deeper(body, limits.json_depth_max):
+    if isinstance(batch, TooDeep):
         raise bad(
             "json_invalid",
             f"arrays and objects are nested more than {limits.json_depth_max} deep"
             " (json_depth_max)",
         )
-    batch = json_batch(body)
     if isinstance(batch, Malformed):
         raise bad("json_invalid", batch.detail)
     return batch

@@ -193,7 +193,9 @@ class PostgresStore(WriteFront):
             return
         self.turns.submit(Request(work, done, needs_of(touched), size))
 
-    def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:
+    def append(self, request: Append, done: Callable[[Any], None]) -> None:
+        if self._held and self._holds_append(request, done):
+            return
         size = 0 if request.batch is None else request.batch.size
         needs = needs_of_append(request)
         self.turns.submit(Request(lambda decider: decider.append(request), done, needs, size))

@@ -233,9 +233,13 @@ class LedgerWriter:
 
     def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
+        self.wal_pages = 0
+        """How long the write-ahead log is."""
+        connection.raw.set_wal_hook(self._wal_written)
 
-    def begin(self) -> None:
-        self.connection.raw.execute("BEGIN IMMEDIATE")
+    def _wal_written(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self.wal_pages = pages
+        return apsw.SQLITE_OK
 
     def commit(self) -> None:
         try:
@@ -249,6 +253,7 @@ class LedgerWriter:
             self.connection.raw.execute("ROLLBACK")
 
     def write(self, sealed: LedgerGroup) -> None:
+        self.connection.raw.execute("BEGIN IMMEDIATE")
         try:
             self._write(sealed)
         except apsw.FullError as error:

@@ -91,14 +91,15 @@ class SqliteStore(WriteFront):
         large = LargeCommits(decider.holds, partial(LargeCommit, self))
         super().__init__(settings, decider, large)
         self.ledger = decider.ledger
+        # Two of the things that the group commit asks of the owner of the state.
+        self.new_group, self.seal = decider.new_group, self.ledger.seal
         self.keys = self.ledger.filter_keys()
         self.sends = self.ledger.sends.use_filter()
         self._closing = False
         self._listeners: list[Listener] = []
-        self.wal_pages = self._folded_pages = 0
+        self._folded_pages = 0
         self.wal_grown = asyncio.Event()
         """Set when the write-ahead log is long enough to be folded in."""
-        self._writer.connection.raw.set_wal_hook(self._wal_written)
         self.commits = GroupCommit(
             self._writer,
             self,
@@ -171,7 +172,9 @@ class SqliteStore(WriteFront):
         if self._accepts(done):
             self.commits.after(done, work(self.decider))
 
-    def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:
+    def append(self, request: Append, done: Callable[[Any], None]) -> None:
+        if self._held and self._holds_append(request, done):
+            return
         if self._closing or self.failure.done():
             done(Failed(full=False))
         else:
@@ -300,8 +303,13 @@ class SqliteStore(WriteFront):
         """
         restarted = await self.between_commits(lambda connection: restart_log(connection.raw))
         if restarted:
-            self.wal_pages = 0
+            self._writer.wal_pages = 0
         return restarted
+
+    @property
+    def wal_pages(self) -> int:
+        """How long the write-ahead log is."""
+        return self._writer.wal_pages
 
     async def between_commits(self, work: Callable[[SqliteConnection], T]) -> T:
         """Do a piece of upkeep on the writer's connection while no group is under way."""
@@ -317,25 +325,15 @@ class SqliteStore(WriteFront):
 
     def _watch_log(self) -> None:
         """Have the write-ahead log folded in whenever it has grown by so much since last time."""
-        if self.wal_pages < self._folded_pages:
+        pages = self._writer.wal_pages
+        if pages < self._folded_pages:
             self._folded_pages = 0  # it started anew
-        grown_bytes = (self.wal_pages - self._folded_pages) * PAGE_BYTES
+        grown_bytes = (pages - self._folded_pages) * PAGE_BYTES
         if grown_bytes >= self.settings.checkpoint_wal_bytes:
-            self._folded_pages = self.wal_pages
+            self._folded_pages = pages
             self.wal_grown.set()
 
-    def _wal_written(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        """SQLite tells after each commit how long the write-ahead log is."""
-        self.wal_pages = pages
-        return apsw.SQLITE_OK
-
-    # What the group commit asks of the owner of the state
-
-    def new_group(self) -> LedgerGroup:
-        return self.decider.new_group()
-
-    def seal(self, group: LedgerGroup) -> None:
-        self.ledger.seal(group)
+    # What else the group commit asks
 
     def committed(self, group: LedgerGroup) -> None:
         self._watch_log()

@@ -82,10 +82,6 @@ class WriteFront(ABC):
         """
 
     @abstractmethod
-    def _decide_append(self, request: Append, done: Callable[[Any], None]) -> None:
-        """The same for an append. Most requests are appends, so they go the shortest way."""
-
-    @abstractmethod
     def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
         """Whether a large commit may begin; if not, `done` has been told so."""
 
@@ -97,14 +93,17 @@ class WriteFront(ABC):
         """Let `watcher` change its own state in the commits that make and end streams."""
         self.decider.watchers.append(watcher)
 
+    @abstractmethod
     def append(
         self,
         request: Append,
         done: Callable[[AppendOutcome | Missing | SoftDeleted | Failure], None],
     ) -> None:
-        if self._held and self._holds.keeps_path(request.path, lambda: self.append(request, done)):
-            return
-        self._decide_append(request, done)
+        """Each store brings its own: most requests are appends, and they go the shortest way."""
+
+    def _holds_append(self, request: Append, done: Callable[[Any], None]) -> bool:
+        """Whether an append waits for a large commit that has hold of its stream."""
+        return self._holds.keeps_path(request.path, lambda: self.append(request, done))
 
     def commit(self, request: Commit, done: Callable[[CommitOutcome | Failure], None]) -> None:
         if is_large(request, self._slice_appends):

@@ -64,9 +64,9 @@ _SealedT = TypeVar("_SealedT", bound=Group, contravariant=True)
 class Journal(Protocol[_SealedT]):
     """The database as this module sees it. All methods are called by one thread at a time."""
 
-    def begin(self) -> None: ...
-
-    def write(self, sealed: _SealedT) -> None: ...
+    def write(self, sealed: _SealedT) -> None:
+        """Begin a transaction that holds the group."""
+        ...
 
     def commit(self) -> None: ...
 
@@ -209,15 +209,17 @@ class GroupCommit(Generic[GroupT]):
         if self._broken:
             _tell(self._emptied(), Failed(full=False))
         group, answers = self.group, self._answers
-        if group.is_empty() and not answers:
+        is_empty = group.is_empty()
+        if is_empty and not answers:
             self._rest()
             return
         self._owner.seal(group)
         self.group, self._answers = self._owner.new_group(), []
         self._under_way = True
         self._started_ns = self._clock_ns()
-        if group.is_empty():
-            self._finish(group, answers, None, 0)
+        if is_empty:
+            # A group of refusals alone touches no disk, and so says nothing about it.
+            self._end(group, answers)
             return
         inline = group.bytes <= INLINE_BYTES_MAX
         if inline:
@@ -234,7 +236,6 @@ class GroupCommit(Generic[GroupT]):
     def _write(self, group: GroupT) -> BaseException | None:
         """BEGIN and the statements; an error here is rolled back and certain."""
         try:
-            self._journal.begin()
             self._journal.write(group)
         except Exception as error:
             return self._undone(error)
@@ -281,15 +282,19 @@ class GroupCommit(Generic[GroupT]):
         error: BaseException | None,
         elapsed_ns: int,
     ) -> None:
-        self._under_way = False
         if error is None:
-            # A group of refusals alone touches no disk, and so says nothing about it.
-            if not group.is_empty():
-                self._count(len(answers), elapsed_ns)
-            self._owner.committed(group)
-            _tell(answers, None)
-        else:
-            self._fail(answers, error)
+            self._count(len(answers), elapsed_ns)
+            self._end(group, answers)
+            return
+        self._under_way = False
+        self._fail(answers, error)
+        self._next()
+
+    def _end(self, group: GroupT, answers: list[tuple[Done, object]]) -> None:
+        """Nothing can take the group back any more: show it, and answer."""
+        self._under_way = False
+        self._owner.committed(group)
+        _tell(answers, None)
         self._next()
 
     def _count(self, answers: int, elapsed_ns: int) -> None:
