@@ -33,12 +33,18 @@ def main() -> int:
     if options.seconds is not None:
         scale = dataclasses.replace(scale, seconds=options.seconds)
     chosen = [s for s in subjects.SUBJECTS if not options.subject or s.name in options.subject]
+    if not options.subject and (options.quick or not subjects.can_build_rust()):
+        # To build it takes minutes, which the quick scale has not.
+        chosen.remove(subjects.RUST)
     rows = [r for r in cases.measurements(scale) if not options.only or r.case in options.only]
     try:
         compile_generator()
         if {subjects.REFERENCE, subjects.REFERENCE_FILE} & set(chosen):
             console.print("preparing the reference server", style="dim")
             subjects.install_reference()
+        if subjects.RUST in chosen:
+            console.print("preparing the Rust server", style="dim")
+            subjects.install_rust()
     except BenchmarkError as error:
         console.print(str(error), style="red")
         return 2

@@ -23,6 +23,7 @@ from benchmarks.subjects import (
     OURS,
     REFERENCE,
     REFERENCE_FILE,
+    RUST,
     Running,
     Subject,
     last_words,
@@ -33,11 +34,12 @@ BYTES = "application/octet-stream"
 JSON = "application/json"
 LARGE_BYTES = 65536
 BATCH = 100
-SERVERS = (OURS, REFERENCE, REFERENCE_FILE)
+SERVERS = (OURS, REFERENCE, REFERENCE_FILE, RUST)
+FILES_STREAMS_MAX = 64
 # With files the reference has no number where many streams are written (it keeps 100 handles and
 # answers 404 to concurrent appends on more streams than that) nor with many readers (each reads
 # the files for itself, and 1,000 of them got a quarter of their messages in 40 s).
-MEMORY_ONLY = (OURS, REFERENCE)
+WITHOUT_FILES = (OURS, REFERENCE, RUST)
 SETUP_SECONDS_MAX = 1800.0
 
 # Called with what is being prepared, how much is done and how much there is to do.
@@ -80,13 +82,17 @@ def measurements(scale: Scale) -> list[Measurement]:
             case,
             _plural(connections, "connection"),
             "rate",
-            _appends(connections=connections, content_type=content_type),
-            (*SERVERS, CEILING) if content_type == BYTES else SERVERS,
+            _appends(connections=connections, content_type=content_type, streams=connections),
+            (
+                *(SERVERS if connections <= FILES_STREAMS_MAX else WITHOUT_FILES),
+                *((CEILING,) if content_type == BYTES else ()),
+            ),
         )
         for case, content_type in (("appends", BYTES), ("appends-json", JSON))
         for connections in scale.connections
     ]
     rows += [
+        Measurement("one-stream", "64 connections", "rate", _appends(connections=64)),
         Measurement("plain", "64 connections", "rate", _appends(connections=64, producer=False)),
         Measurement(
             "large",
@@ -100,12 +106,12 @@ def measurements(scale: Scale) -> list[Measurement]:
             f"{scale.scattered_streams:,} streams",
             "rate",
             _appends(connections=64, streams=scale.scattered_streams),
-            MEMORY_ONLY,
+            WITHOUT_FILES,
         ),
     ]
     rows += _catch_ups(scale)
     rows += [
-        Measurement("sse", f"{readers:,} readers", "last_p99_ms", _tails(readers), MEMORY_ONLY)
+        Measurement("sse", f"{readers:,} readers", "last_p99_ms", _tails(readers), WITHOUT_FILES)
         for readers in scale.readers
     ]
     rows.append(
@@ -173,6 +179,7 @@ def _appends(
                 "answers": got["answers"],
                 "statuses": got["statuses"],
                 "generator_cpu": got["cpu"],
+                "cpu_us": round(1e6 * cpu / max(1, got["done"]), 1),
                 "server_cpu": round(cpu / (time.perf_counter() - started), 3),
                 "peak_mb": machine.peak_resident_mb(server.pid),
             }

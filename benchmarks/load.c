@@ -532,8 +532,8 @@ static void run_append(void) {
         }
     }
     double elapsed = (double)(now - counting_from) / 1e9;
-    printf("{\"answers\": %" PRIu64 ", \"seconds\": %.4f, \"rate\": %.1f, \"bytes\": %" PRIu64 ", ", job.latency.total,
-           elapsed, (double)job.latency.total / elapsed, job.latency.total * job.body_bytes);
+    printf("{\"done\": %" PRIu64 ", \"answers\": %" PRIu64 ", \"seconds\": %.4f, \"rate\": %.1f, \"bytes\": %" PRIu64 ", ",
+           job.done, job.latency.total, elapsed, (double)job.latency.total / elapsed, job.latency.total * job.body_bytes);
     printf("\"complete\": %s, \"broken\": %" PRIu64 ", \"cpu\": %.3f, \"statuses\": {",
            count && job.finished < active ? "false" : "true", errors, (cpu_seconds() - cpu) / elapsed);
     const char *comma = "";

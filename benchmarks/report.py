@@ -1,7 +1,7 @@
 """What a run says: a table for a person, a JSON document for everything else.
 
-Ratios are always ours against the reference in memory mode, from the same run. For a rate more
-is better, for a time less is; both are turned so that above 1 is in our favour.
+Ratios are ours against the reference in memory and against the Rust server, from the same run. For
+a rate more is better, for a time less is; both are turned so that above 1 is in our favour.
 """
 
 from dataclasses import asdict, dataclass
@@ -12,11 +12,12 @@ from rich.table import Table
 
 from benchmarks.cases import Measurement, Outcome
 from benchmarks.scale import Scale
-from benchmarks.subjects import OURS, REFERENCE, SUBJECTS
+from benchmarks.subjects import OURS, REFERENCE, RUST, SUBJECTS, Subject
 
 TITLES = {
     "appends": "100-byte producer appends, bytes (p50 / p99)",
     "appends-json": "100-byte producer appends, JSON (p50 / p99)",
+    "one-stream": "100-byte producer appends to one stream (p50 / p99)",
     "plain": "100-byte appends without a producer (p50 / p99)",
     "large": "64 KiB producer appends (p50 / p99)",
     "scattered": "100-byte producer appends on random streams, 64 connections (p50 / p99)",
@@ -29,6 +30,8 @@ TITLES = {
     "lists": "pages of lists, one after the other over one connection (p50 / p99)",
     "restart": "restart: from the start of the process to its first answered read",
 }
+PEERS = (REFERENCE, RUST)
+"""The servers that ours is compared with."""
 LESS_IS_BETTER = {"last_p99_ms", "longest_wait_ms", "restart_seconds", "slowest_page_ms"}
 
 
@@ -61,10 +64,12 @@ def document(
             for result in results
         ],
         "ratios": [
-            {"case": row.case, "label": row.label, "of": row.main, "ours_to_reference": ratio}
+            {"case": row.case, "label": row.label, "of": row.main, f"ours_to_{peer.name}": ratio}
             for row, by_subject in _grouped(results)
-            if (ratio := _ratio(row, by_subject)) is not None
+            for peer in PEERS
+            if (ratio := _ratio(row, by_subject, peer)) is not None
         ],
+        "promises": {subject.name: subject.promise for subject in SUBJECTS if subject.promise},
     }
 
 
@@ -77,6 +82,9 @@ def print_report(
         rows = [(row, by_subject) for row, by_subject in grouped if row.case == case]
         if rows:
             console.print(_table(title, rows))
+    for subject in SUBJECTS:
+        if subject.promise and any(result.subject == subject.name for result in results):
+            console.print(f"{subject.title}: {subject.promise}")
     console.print("; ".join(f"{name} {value}" for name, value in machine.items()))
     console.print(f"this disk: {syncs:,.0f} syncs of 4 KiB a second, one at a time")
     for result in results:
@@ -87,17 +95,17 @@ def print_report(
 
 def _table(title: str, rows: list[tuple[Measurement, dict[str, Outcome]]]) -> Table:
     shown = [s for s in SUBJECTS if any(s.name in by_subject for _, by_subject in rows)]
-    compared = {OURS, REFERENCE} <= set(shown)
+    peers = [peer for peer in PEERS if OURS in shown and peer in shown]
     table = Table(title=title, title_justify="left", title_style="bold", show_lines=True)
     table.add_column("", max_width=24)
     for subject in shown:
         table.add_column(subject.title, justify="right", no_wrap=True)
-    if compared:
-        table.add_column("ours : memory", justify="right", no_wrap=True)
+    for peer in peers:
+        table.add_column(f"ours : {peer.name}", justify="right", no_wrap=True)
     for row, by_subject in rows:
         cells = [_cell(row, by_subject.get(subject.name)) for subject in shown]
-        if compared:
-            ratio = _ratio(row, by_subject)
+        for peer in peers:
+            ratio = _ratio(row, by_subject, peer)
             cells.append("" if ratio is None else f"{ratio:.2f}")
         table.add_row(row.label, *cells)
     return table
@@ -111,11 +119,11 @@ def _grouped(results: list[Result]) -> list[tuple[Measurement, dict[str, Outcome
     return list(rows.values())
 
 
-def _ratio(row: Measurement, by_subject: dict[str, Outcome]) -> float | None:
-    ours, reference = by_subject.get(OURS.name), by_subject.get(REFERENCE.name)
-    if ours is None or reference is None or ours.problems or reference.problems:
+def _ratio(row: Measurement, by_subject: dict[str, Outcome], peer: Subject) -> float | None:
+    ours, other = by_subject.get(OURS.name), by_subject.get(peer.name)
+    if ours is None or other is None or ours.problems or other.problems:
         return None
-    mine, theirs = ours.metrics[row.main], reference.metrics[row.main]
+    mine, theirs = ours.metrics[row.main], other.metrics[row.main]
     if row.main in LESS_IS_BETTER:
         mine, theirs = theirs, mine
     return round(mine / theirs, 3) if theirs else None
@@ -129,9 +137,12 @@ def _cell(row: Measurement, outcome: Outcome | None) -> str:
     m = outcome.metrics
     match row.main:
         case "rate":
-            return f"{m['rate']:,.0f}/s\n{_latency(m)}"
+            spent = f"\n{m['cpu_us']:,.0f} us of processor" if "cpu_us" in m else ""
+            return f"{m['rate']:,.0f}/s\n{_latency(m)}{spent}"
         case "mb_per_second" if "p99_ms" in m:
-            return f"{m['mb_per_second']:,.0f} MB/s\n{_latency(m)}"
+            return (
+                f"{m['mb_per_second']:,.0f} MB/s\n{_latency(m)}\n{m['cpu_us']:,.0f} us of processor"
+            )
         case "mb_per_second":
             return f"{m['mb_per_second']:,.0f} MB/s\npeak {m['peak_mb']:,.0f} MB"
         case "per_core":

@@ -11,6 +11,7 @@ import queue
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,13 +22,17 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.generator import compile_generator
+from benchmarks.generator import WORK, compile_generator
 
 HERE = Path(__file__).parent
 READY = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 60.0
 INSTALL_SECONDS_MAX = 300
+RUST_VERSION = "0.1.5"
+RUST_ROOT = WORK / f"rust-{RUST_VERSION}"
+RUST_PROGRAM = "durable-streams-server"
+BUILD_SECONDS_MAX = 1_800
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Subject:
     title: str
     command: Callable[[Path], list[str]]
     durable: bool
+    promise: str = ""
+    """What an answer of it says, for those who compare."""
 
 
 @dataclass
@@ -134,6 +141,15 @@ def _reference_file(data: Path) -> list[str]:
     return [install_reference(), str(HERE / "reference.mjs"), str(data)]
 
 
+def _rust(data: Path) -> list[str]:
+    # It takes no free port by itself, and prints the one that it was told.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    at = ["--host", "127.0.0.1", "--port", str(port), "--data-dir", str(data)]
+    return [str(install_rust()), *at, "--durability", "wal"]
+
+
 def _responder(_data: Path) -> list[str]:
     return [str(compile_generator()), "respond", "--seconds", "600"]
 
@@ -161,8 +177,59 @@ def install_reference() -> str:
     return node
 
 
-OURS = Subject("ours", "fencepost", _ours, durable=True)
-REFERENCE = Subject("reference", "reference, memory", _reference_memory, durable=False)
-REFERENCE_FILE = Subject("reference-file", "reference, files", _reference_file, durable=True)
+def can_build_rust() -> bool:
+    """Whether the Rust server is there, or cargo is, which builds it."""
+    return (RUST_ROOT / "bin" / RUST_PROGRAM).exists() or shutil.which("cargo") is not None
+
+
+def install_rust() -> Path:
+    """Build the pinned Rust server if it is not there yet; returns its path."""
+    program = RUST_ROOT / "bin" / RUST_PROGRAM
+    if program.exists():
+        return program
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        raise BenchmarkError("The Rust server needs cargo: apt-get install -y cargo")
+    package = ["durable-streams", "--version", RUST_VERSION, "--locked", "--root", str(RUST_ROOT)]
+    done = subprocess.run(
+        [cargo, "install", *package],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS_MAX,
+        check=False,
+    )
+    if done.returncode:
+        raise BenchmarkError(f"cargo could not build the Rust server:\n{done.stderr[-2000:]}")
+    return program
+
+
+OURS = Subject(
+    "ours",
+    "fencepost",
+    _ours,
+    durable=True,
+    promise="message and producer state are synced together: a retry after a crash appends once",
+)
+REFERENCE = Subject(
+    "reference",
+    "reference, memory",
+    _reference_memory,
+    durable=False,
+    promise="nothing outlives the process",
+)
+REFERENCE_FILE = Subject(
+    "reference-file",
+    "reference, files",
+    _reference_file,
+    durable=True,
+    promise="the message is synced; producer state is written apart from it",
+)
+RUST = Subject(
+    "rust",
+    "Rust, wal",
+    _rust,
+    durable=True,
+    promise="the message is synced; producer state is not: a retry after a crash can append twice",
+)
 CEILING = Subject("ceiling", "generator's ceiling", _responder, durable=False)
-SUBJECTS = (OURS, REFERENCE, REFERENCE_FILE, CEILING)
+SUBJECTS = (OURS, REFERENCE, REFERENCE_FILE, RUST, CEILING)

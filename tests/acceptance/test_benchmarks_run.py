@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.cases import measurements
 from benchmarks.scale import QUICK
+from benchmarks.subjects import RUST
 
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 240
@@ -43,7 +44,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_measurement_is_made_for_every_subject_it_names(report: dict[str, Any]) -> None:
     made = {(r["case"], r["label"], r["subject"]) for r in report["results"]}
 
-    expected = {(m.case, m.label, s.name) for m in measurements(QUICK) for s in m.subjects}
+    expected = {
+        (m.case, m.label, s.name) for m in measurements(QUICK) for s in m.subjects if s is not RUST
+    }
     assert made == expected
 
 
