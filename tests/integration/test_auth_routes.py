@@ -130,6 +130,7 @@ TABLE: dict[tuple[str, str], Route] = {
     ),
     ("get", f"{MESH}/features"): Route(only("read")),
     ("post", f"{MESH}/negotiate"): Route(only("read"), json={}),
+    ("get", f"{MESH}/session"): Route(only("read")),
     ("get", f"{MESH}/dedupe"): Route(NOBODY),
     **{("post", f"{MESH}/{what}"): Route(NOBODY) for what in ("check", "rebuild", "sweep")},
     ("get", "/v1/stream/__ds/jwks.json"): Route(EVERYBODY, open=True),

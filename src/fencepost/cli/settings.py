@@ -1,7 +1,7 @@
 """Where settings come from: defaults, then a TOML file, then the environment, then options.
 
 The file has a table for each layer: [server], [http], [limits], [subscriptions], [auth], [groups],
-[mesh], [shares], [store].
+[mesh], [sessions], [shares], [store].
 A key that no layer knows is an error: a misspelt limit is no limit. An environment variable is
 FENCEPOST_ and the table and key in capitals, as in FENCEPOST_SERVER_LONG_POLL_MS. Beside the tables
 the file may have any number of [[retention]] policies, [[principals]] and [[producer_rules]]; the
@@ -30,6 +30,7 @@ from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.retention import Policy, Retention
 from fencepost.protocol.sends import MeshLimits
+from fencepost.protocol.sessions import SessionLimits
 from fencepost.protocol.shares import Shares
 from fencepost.server.auth import Auth, AuthConfigError
 from fencepost.server.settings import (
@@ -53,11 +54,12 @@ TABLES: dict[str, type] = {
     "auth": AuthSettings,
     "groups": GroupLimits,
     "mesh": MeshLimits,
+    "sessions": SessionLimits,
     "shares": Shares,
     "store": SqliteSettings,
 }
 _COMPOSED = {
-    *("http", "limits", "subscriptions", "auth", "groups", "mesh", "shares"),
+    *("http", "limits", "subscriptions", "auth", "groups", "mesh", "sessions", "shares"),
     *("principals", "producer_rules"),
     *("folder", "url", "vfs", "synchronous", "retention"),
 }
@@ -122,6 +124,7 @@ def load(
         groups=groups,
         mesh=mesh,
         shares=shares,
+        sessions=_make("sessions", SessionLimits, tables),
         **_checked("server", ServerSettings, tables),
     )
     store = _store(places, tables, policies)

@@ -425,6 +425,41 @@ class FeatureRefusedError(ConflictError):
         return found if isinstance(found, int) else None
 
 
+class SessionClosedError(FencepostError):
+    """The server ended the session for good; `kind` and `detail` say why.
+
+    `close_code` is that of the WebSocket. What was sent without an outcome may be stored: the same
+    send again, with its id, tells.
+    """
+
+    def __init__(self, *, close_code: int, kind: str, feature: str, detail: str) -> None:
+        super().__init__(f"the session was closed with {close_code} {kind}: {detail}")
+        self.close_code = close_code
+        self.kind = kind
+        self.feature = feature
+        self.detail = detail
+
+
+class SessionReplacedError(SessionClosedError):
+    """A newer session has the inbox now (4003). Stop: it handles what comes."""
+
+
+class MemberConnectedError(SessionClosedError):
+    """Another session has the inbox and keeps it (4004). Wait until it ends, then connect."""
+
+
+class FeatureUnavailableError(SessionClosedError):
+    """The mesh does not have the `feature` that is required (4010)."""
+
+
+class FeatureInvalidError(SessionClosedError):
+    """The params of the `feature` are not understood, or of another version (4011)."""
+
+
+class FeatureBelowFloorError(SessionClosedError):
+    """The mesh offers less of the `feature` than is required (4012)."""
+
+
 class CorrelationMovedError(ConflictError):
     """Another worker correlated meanwhile, up to `watermark`. Go on from there."""
 

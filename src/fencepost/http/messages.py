@@ -17,7 +17,7 @@ from fencepost.http.upgrade import Upgrade
 from fencepost.protocol.grants import Principal
 
 if TYPE_CHECKING:
-    from fencepost.http.websocket import Receiver, WebSocket
+    from fencepost.http.websocket import Receiver
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -137,6 +137,36 @@ class StreamingResponse:
         self.chunks = chunks
 
 
+class Socket(Protocol):
+    """A WebSocket, as what receives from it sees it; behind the front end a `WebSocket`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        ...
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the client has to read before more should be sent; then comes `writable`."""
+        ...
+
+    def send(self, message: bytes) -> bool:
+        """Send a text message; False when the connection is closing and it was dropped."""
+        ...
+
+    def close(self, code: int, reason: bytes = b"") -> None:
+        """Begin to close: nothing is sent or handed over after this."""
+        ...
+
+    def pause(self) -> None:
+        """Keep messages back until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Go on with messages, those that were kept back first."""
+        ...
+
+
 class UpgradeResponse:
     """The connection becomes a WebSocket: `begin` is handed it and returns what receives from it.
 
@@ -145,7 +175,7 @@ class UpgradeResponse:
 
     __slots__ = ("begin", "settings")
 
-    def __init__(self, begin: Callable[[WebSocket], Receiver], settings: WebSocketSettings) -> None:
+    def __init__(self, begin: Callable[[Socket], Receiver], settings: WebSocketSettings) -> None:
         self.begin = begin
         self.settings = settings
 

@@ -1,9 +1,10 @@
 """Acks and failures: how a worker ends its lease, and what becomes of an event that fails.
 
-An ack says how far the worker got. A failure says which event it failed on; the progress before
-that event counts, in the same decision. Retries have a budget per event. When it is used up, the
-group's setting decides: `block` keeps the order and waits for an operator, `park` sets the event
-aside and goes on behind it, `retry` goes on trying at the longest wait.
+An ack says how far the worker got, and ends the lease unless it keeps it (`keep_ms`). A failure
+says which event it failed on; the progress before that event counts, in the same decision. Retries
+have a budget per event. When it is used up, the group's setting decides: `block` keeps the order
+and waits for an operator, `park` sets the event aside and goes on behind it, `retry` goes on trying
+at the longest wait.
 
 Parked events that are given out again (replayed) are answered one by one in the ack. They never
 move `at`, and one that fails again is parked again at once.
@@ -48,6 +49,8 @@ class Ack(NamedTuple):
     at: int | None = None
     failure: Failure | None = None
     replayed: Sequence[ReplayResult] = ()
+    keep_ms: int | None = None
+    """Go on with the lease for so long, unless something failed; None: the lease ends."""
 
 
 class AckDecision(NamedTuple):
@@ -92,7 +95,10 @@ def decide_ack(
     if isinstance(answered, AckInvalid):
         return answered
     row, again, handled = answered
-    row = row.free(now_ms)
+    if ack.keep_ms is None or ack.failure is not None:
+        row = row.free(now_ms)
+    else:
+        row = row._replace(lease_until_ms=now_ms + ack.keep_ms, updated_ms=now_ms)
     if ack.at is not None:
         row = row.moved(ack.at)
     failure = ack.failure

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from fencepost.protocol.globs import ANY, Glob
 from fencepost.protocol.groups import Group, GroupInvalid, LimitExceeded
+from fencepost.protocol.meshes import Policy
 from fencepost.protocol.timing import fence_fits, has_passed
 
 NOWHERE = -1
@@ -263,15 +264,21 @@ class InboxHeld(NamedTuple):
     """Another worker holds the inbox, and the mesh lets the older connection keep it."""
 
 
+class InboxShared(NamedTuple):
+    """The mesh is `allow_concurrent`: each worker reads the inbox from an offset of its own."""
+
+
 def decide_take(
-    row: Target, claim: Claim, *, keeps_oldest: bool, now_ms: int
-) -> ClaimDecision | InboxHeld:
+    row: Target, claim: Claim, *, policy: Policy, now_ms: int
+) -> ClaimDecision | InboxHeld | InboxShared:
     """Give the one target of an inbox to a worker, whether there is work or not.
 
     The number of the lease grows, so the worker that had it before is fenced off.
     """
+    if policy == "allow_concurrent":
+        return InboxShared()
     held = row.worker not in (None, claim.worker) and not has_passed(row.lease_until_ms, now_ms)
-    if held and keeps_oldest:
+    if held and policy == "prefer_oldest":
         return InboxHeld()
     if row.blocked:
         return ClaimDecision((), ())

@@ -1,7 +1,8 @@
 """Sessions: the JSON frames between a daemon and the server, and when a session has to end.
 
 A session begins with the client's hello. After the welcome the client sends messages and
-acknowledges deliveries, each under an id of its own; the server answers with that id. Nothing here
+acknowledges deliveries, each under an id of its own; the server answers with that id. A client
+that has as many frames open as it may is not read until some of them are answered. Nothing here
 knows of WebSockets: a frame is the bytes of one text message, and a `Close` has the code and the
 reason with which the connection is to be closed.
 """
@@ -22,7 +23,8 @@ from fencepost.protocol.features import (
     negotiated_body,
     read_wishes,
 )
-from fencepost.protocol.meshes import Policy, refuse_name
+from fencepost.protocol.groups import POSITION_MAX, TEXT_MAX, check_text
+from fencepost.protocol.meshes import refuse_name
 from fencepost.protocol.strict_json import BadJson, parse, parse_fields
 
 REASON_BYTES_MAX = 123
@@ -38,22 +40,30 @@ EXIT_CODES = {4010: 10, 4011: 11, 4012: 12, 4003: 13, 4004: 14}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """What one session may cost."""
+    """What sessions may cost."""
 
     frame_bytes_max: int = 2 << 20
-    """Bytes of one frame, in either direction."""
+    """Bytes of one frame of a client; beyond it the session is closed with 1009."""
     in_flight_max: int = 64
-    """Sends and acks that wait for their answer."""
+    """Sends and acks that wait for their answer; beyond it the client is not read."""
     deliveries_max: int = 16
-    """Deliveries that wait for their ack."""
+    """Deliveries that wait for their ack; beyond it nothing more is delivered."""
+    entries_max: int = 100
+    """Entries of one delivery."""
+    delivery_bytes_max: int = 1 << 20
+    """Bytes of the entries of one delivery; a single entry may be larger."""
+    lease_ms: int = 15_000
+    """How long an inbox stays leased after its server was last able to say so. A server that is
+    killed leaves the inboxes of its sessions leased for so long."""
     hello_ms_max: int = 10_000
     """Time for the hello."""
     ping_ms: int = 20_000
     """Silence after which the server asks whether the client is still there."""
     pong_ms_max: int = 20_000
     """Time for the answer to that."""
-    sessions_per_principal_max: int = 32
-    """Sessions of one principal at a server."""
+    sessions_per_principal_max: int = 256
+    """Sessions of one principal at a server; one more is answered 429 `too_many_sessions`.
+    Without authorization all clients are one."""
 
 
 DEFAULT_LIMITS = SessionLimits()
@@ -79,6 +89,11 @@ REPLACED = Close(4003, "replaced_by_newer_connection", "a newer session has the 
 OCCUPIED = Close(4004, "member_already_connected", "another session has the inbox")
 SILENT = Close(1008, "pong_missing", "no sign of life within the time for it")
 NO_HELLO = Close(1008, "hello_missing", "no hello within the time for it")
+EXPIRED = Close(1008, "unauthorized", "the token has expired: connect again with a new one")
+TOO_MANY = Close(1008, "too_many_sessions", "the principal has too many sessions at this server")
+INBOX_BLOCKED = Close(1008, "inbox_blocked", "an operator has to unblock the group of the inbox")
+AWAY = Close(1013, "store_unavailable", "the store cannot be reached: connect again")
+DEFECT = Close(1011, "internal_error", "this is a defect; the server's log has more")
 
 
 def closed_for(refused: FeatureRefused) -> Close:
@@ -91,11 +106,27 @@ def unreadable(detail: str) -> Close:
     return Close(1007, "frame_invalid", detail)
 
 
+def member_missing(member: str) -> Close:
+    """The end of a session for an inbox that does not exist."""
+    return Close(1008, "member_not_found", f"the mesh has no member {member!r}")
+
+
+def forbidden(detail: str) -> Close:
+    """The end of a session that asks for what it may not have."""
+    return Close(1008, "forbidden", detail)
+
+
 class Hello(NamedTuple):
-    """The first frame of a client; without a member it gets no deliveries."""
+    """The first frame of a client; without a member it gets no deliveries.
+
+    A worker is the same client again: under `prefer_oldest` it may come back to the inbox that it
+    has. `after` is where a client reads on that keeps its own offset (`allow_concurrent`).
+    """
 
     wishes: Wishes
-    member: str | None
+    member: str | None = None
+    worker: str | None = None
+    after: int | None = None
 
 
 class SendFrame(NamedTuple):
@@ -170,13 +201,18 @@ def _hello(data: bytes) -> Hello | Close:
         return unreadable(value.detail)
     if type(value) is not dict:
         return unreadable("hello is an object")
-    member = value.pop("member", None)
+    member, worker = value.pop("member", None), value.pop("worker", None)
+    after = value.pop("after", None)
     wishes = read_wishes(value)
     if isinstance(wishes, BadWishes):
         return unreadable(wishes.detail)
     if member is not None and (type(member) is not str or refuse_name("member", member)):
         return unreadable("member is the name of a member")
-    return Hello(wishes, member)
+    if worker is not None and (type(worker) is not str or check_text("worker", worker)):
+        return unreadable(f"worker is a text of 1 to {TEXT_MAX} characters")
+    if after is not None and (type(after) is not int or not -1 <= after <= POSITION_MAX):
+        return unreadable("after is a position: -1 or a whole number")
+    return Hello(wishes, member, worker, after)
 
 
 class _SentAck(msgspec.Struct, forbid_unknown_fields=True):
@@ -207,9 +243,7 @@ class Session(NamedTuple):
 NEW = Session()
 
 
-def receive(
-    session: Session, frame: ClientFrame, limits: SessionLimits = DEFAULT_LIMITS
-) -> Session | Close:
+def receive(session: Session, frame: ClientFrame) -> Session | Close:
     """The session after a frame of its client, or the end of a session that is out of order.
 
     The hello opens the session; the caller closes it when the negotiation fails.
@@ -224,9 +258,6 @@ def receive(
         case SendFrame() | Ack():
             if session.phase != "open":
                 return Close(1002, "frame_unexpected", "the first frame is the hello")
-            if session.in_flight >= limits.in_flight_max:
-                detail = f"in_flight_max is {limits.in_flight_max}: wait for answers"
-                return Close(1008, "too_many_in_flight", detail)
             return session._replace(in_flight=session.in_flight + 1)
 
 
@@ -234,23 +265,6 @@ def answered(session: Session) -> Session:
     """The session after the answer to a send or an ack has left."""
     assert session.in_flight > 0, "every answer belongs to a frame"
     return session._replace(in_flight=session.in_flight - 1)
-
-
-class TakeLease(NamedTuple):
-    """The new session takes the inbox; an older one, if there is one, is closed with REPLACED."""
-
-
-class ReadAlong(NamedTuple):
-    """The new session reads the inbox from an offset of its own, without a lease."""
-
-
-def decide_connection(policy: Policy, *, is_held: bool) -> TakeLease | ReadAlong | Close:
-    """What a session that wants an inbox gets; `is_held`: another live session has its lease."""
-    if policy == "allow_concurrent":
-        return ReadAlong()
-    if policy == "prefer_oldest" and is_held:
-        return OCCUPIED
-    return TakeLease()
 
 
 class Quiet(NamedTuple):
@@ -289,12 +303,13 @@ def decide_liveness(
 # What the two sides write.
 
 
-def hello_frame(wishes: Wishes, member: str | None) -> bytes:
+def hello_frame(hello: Hello) -> bytes:
     """The first frame of a client."""
-    hello: dict[str, object] = {"require": wishes.require, "optional": wishes.optional}
-    if member is not None:
-        hello["member"] = member
-    return msgspec.json.encode({"hello": hello})
+    wishes = hello.wishes
+    fields = {"member": hello.member, "worker": hello.worker, "after": hello.after}
+    said = {name: value for name, value in fields.items() if value is not None}
+    hello_fields = {"require": wishes.require, "optional": wishes.optional, **said}
+    return msgspec.json.encode({"hello": hello_fields})
 
 
 def send_frame(number: int, send: bytes) -> bytes:

@@ -142,9 +142,11 @@ class Application:
         self._handlers.streams.stop_waiting()
         self._handlers.logs.stop_waiting()
         self._handlers.groups.stop_waiting()
+        self._handlers.meshes.sessions.stop()
 
     async def close(self) -> None:
-        """End the handlers that still run."""
+        """End the sessions and the handlers that still run."""
+        await self._handlers.meshes.sessions.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

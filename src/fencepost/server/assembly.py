@@ -35,6 +35,7 @@ from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.server.mesh.checking import OrphanChecks
 from fencepost.server.mesh.http import Meshes
 from fencepost.server.mesh.sending import Sending
+from fencepost.server.mesh.sessions import Sessions
 from fencepost.server.metrics import Metrics
 from fencepost.server.origins import Origins
 from fencepost.server.routes import Handlers
@@ -141,8 +142,23 @@ class Assembly:
         self.metrics.watch_groups(groups.working, Gauges(opened.groups, clock))
         sending = Sending(store, clock, settings.mesh, takes_senders=gate is None and on_loopback)
         checks = OrphanChecks(opened.meshes, clock, sending, leads=self._leads)
-        meshes = Meshes(store, opened.meshes, clock, settings, sending, checks, opened.sweep_sends)
-        self.metrics.watch_meshes(sending)
+        origins = Origins(settings.allowed_origins, settings.allowed_hosts, on_loopback=on_loopback)
+        sessions = Sessions(
+            store,
+            opened.meshes,
+            opened.groups,
+            groups.working,
+            tokens,
+            sending,
+            clock,
+            settings.sessions,
+            origins=origins,
+            expires_ms=None if gate is None else gate.auth.expires_ms,
+        )
+        meshes = Meshes(
+            store, opened.meshes, clock, settings, sending, sessions, checks, opened.sweep_sends
+        )
+        self.metrics.watch_meshes(sending, sessions)
         handlers = Handlers(
             streams=Streams(store, reads, settings, tokens, is_authorized=gate is not None),
             commits=Commits(store, settings.limits, tokens, settings.groups),
@@ -156,13 +172,10 @@ class Assembly:
             operations=Operations(store, self.metrics),
             subscriptions=self._subscriptions,
         )
-        origins = None
-        if gate is None:
-            origins = Origins(
-                settings.allowed_origins, settings.allowed_hosts, on_loopback=on_loopback
-            )
         self.knows_sender = None if gate is None else gate.knows_sender
-        self.app = Application(handlers, settings, gate=gate, origins=origins)
+        self.app = Application(
+            handlers, settings, gate=gate, origins=origins if gate is None else None
+        )
         self.metrics.watch(tails, handlers.logs.waiters)
         app = self.app
         self.metrics.watch_damage(lambda: app.damaged)
@@ -170,7 +183,7 @@ class Assembly:
             at_once = {WAITERS: waiters.tally.counts, CONNECTIONS: gate.connections.counts}
             self.metrics.watch_usage(opened.lists.usage, at_once, settings.shares)
         self._background += [asyncio.create_task(work()) for work in opened.background]
-        self._background.append(asyncio.create_task(checks.run()))
+        self._background += [asyncio.create_task(run()) for run in (checks.run, sessions.run)]
 
     def _leads(self) -> bool:
         """Whether this server does the work that one of several does."""

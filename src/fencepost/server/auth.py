@@ -161,6 +161,15 @@ class Auth:
             return self._recognise_jwt(token, digest)
         raise self._rejected("the token is not one of this server", invalid=True)
 
+    def expires_ms(self, request: Request) -> int | None:
+        """When the JWT of a request that was recognised ends; None for a token without an end."""
+        token = request.headers.get(b"authorization", b"").partition(b" ")[2].strip()
+        if not self._keys or token.count(b".") != 2:
+            return None
+        digest = hashlib.sha256(token).digest()
+        self._recognise_jwt(token, digest)
+        return self._verified[digest][1]
+
     def _recognise_jwt(self, token: bytes, digest: bytes) -> Principal:
         now_ms = self._clock.wall_ms()
         known = self._verified.get(digest)

@@ -26,6 +26,7 @@ from fencepost.server.auth import Auth
 from fencepost.server.groups.gauges import Gauges
 from fencepost.server.groups.working import Working
 from fencepost.server.mesh.sending import Sending
+from fencepost.server.mesh.sessions import Sessions
 from fencepost.server.subscriptions.registry import Counts, Registry
 from fencepost.server.tails import Tails
 from fencepost.server.waiters import Waiters
@@ -86,6 +87,7 @@ class Metrics:
         self._groups: Working | None = None
         self._gauges: Gauges | None = None
         self._meshes: Sending | None = None
+        self._sessions: Sessions | None = None
         self._http: HttpCounters | None = None
         self._usage: UsageGauges | None = None
         self.worker: int | None = None
@@ -112,8 +114,9 @@ class Metrics:
         self._groups = groups
         self._gauges = gauges
 
-    def watch_meshes(self, meshes: Sending) -> None:
+    def watch_meshes(self, meshes: Sending, sessions: Sessions) -> None:
         self._meshes = meshes
+        self._sessions = sessions
 
     def watch_usage(
         self,
@@ -204,6 +207,8 @@ class Metrics:
             yield from _gauge_families(self._gauges)
         if self._meshes is not None:
             yield from _mesh_families(self._meshes)
+        if self._sessions is not None:
+            yield from _session_families(self._sessions)
         if self._http is not None:
             yield from _http_families(self._http)
         if self._usage is not None:
@@ -348,6 +353,21 @@ def _mesh_families(meshes: Sending) -> Iterator[Metric]:
         if counted.orphans is not None:
             orphans.add_metric((mesh,), counted.orphans)
     yield orphans
+
+
+def _session_families(sessions: Sessions) -> Iterator[Metric]:
+    yield _gauge("fencepost_sessions_open", "Sessions that are open", sessions.count)
+    yield _counter("fencepost_sessions", "Sessions that began", sessions.opened)
+    closed = CounterMetricFamily(
+        "fencepost_sessions_closed", "Sessions that ended", labels=("kind",)
+    )
+    for kind, count in sessions.closed.items():
+        closed.add_metric((kind,), count)
+    yield closed
+    yield _counter("fencepost_session_frames", "Frames of clients", sessions.frames)
+    yield _counter(
+        "fencepost_session_deliveries", "Entries of inboxes delivered", sessions.delivered
+    )
 
 
 def _auth_families(auth: Auth, audit: Audit, counts: Counters) -> Iterator[Metric]:

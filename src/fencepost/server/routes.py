@@ -178,6 +178,7 @@ def routes(to: Handlers, auth: AuthSettings) -> tuple[Route, ...]:
         Route(f"{mesh}/sends", "principals", POST=meshes.send_all),
         Route(f"{mesh}/features", "principals", GET_or_HEAD=meshes.features),
         Route(f"{mesh}/negotiate", "principals", POST=meshes.negotiate),
+        Route(f"{mesh}/session", "principals", GET_or_HEAD=meshes.session),
         Route(f"{mesh}/dedupe", "principals", GET_or_HEAD=meshes.dedupe),
         Route(f"{mesh}/check", "principals", POST=meshes.check),
         Route(f"{mesh}/rebuild", "principals", POST=meshes.rebuild),
@@ -216,6 +217,11 @@ def _names(path: str, noun: str, meshes: Meshes, kind: Kind) -> tuple[Route, Rou
             DELETE=partial(meshes.delete_name, kind=kind),
         ),
     )
+
+
+def takes_websocket(path: bytes) -> bool:
+    """Whether a request for this raw path may become a WebSocket: that of a session."""
+    return path.startswith(b"/v1/mesh/") and path.endswith(b"/session")
 
 
 class Table:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from fencepost.clock import Clock
 from fencepost.http.listener import Listening, serve
 from fencepost.server.assembly import Assembly
+from fencepost.server.routes import takes_websocket
 from fencepost.server.settings import ServerSettings
 from fencepost.server.subscriptions.security import is_loopback
 from fencepost.store.opener import AnyStoreSettings
@@ -57,6 +58,7 @@ async def run(
                 port=port,
                 clock=clock,
                 shared=shared,
+                takes_websocket=takes_websocket,
                 knows_sender=assembly.knows_sender,
             )
         ]
@@ -87,6 +89,7 @@ async def _serve_alone(assembly: Assembly, host: str, worker: Worker) -> Listeni
             host=host,
             port=worker.port,
             clock=clock,
+            takes_websocket=takes_websocket,
             knows_sender=assembly.knows_sender,
         )
     except OSError as error:

@@ -13,6 +13,7 @@ from fencepost.http.settings import HttpSettings
 from fencepost.protocol.groups import GroupLimits
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.sends import MeshLimits
+from fencepost.protocol.sessions import SessionLimits
 from fencepost.protocol.shares import Shares
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 
@@ -121,6 +122,7 @@ class ServerSettings:
     groups: GroupLimits = field(default_factory=GroupLimits)
     mesh: MeshLimits = field(default_factory=MeshLimits)
     shares: Shares = field(default_factory=Shares)
+    sessions: SessionLimits = field(default_factory=SessionLimits)
 
     long_poll_ms: int = 30_000
     """How long a long-poll waits for data before it is answered 204."""

@@ -27,6 +27,7 @@ from fencepost.protocol.leases import (
     Correlated,
     CorrelationMoved,
     InboxHeld,
+    InboxShared,
     LeaseRef,
     Parked,
     Target,
@@ -219,6 +220,7 @@ GroupOutcome = (
     | BeyondHead
     | ClaimDone
     | InboxHeld
+    | InboxShared
     | AckDone
     | AckRefused
     | RenewDone

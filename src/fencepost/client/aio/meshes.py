@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -21,8 +21,11 @@ from fencepost.client.meshes import (
     SendReceipt,
     TopicMember,
 )
-from fencepost.client.operations import query_of
+from fencepost.client.operations import new_key, query_of
 from fencepost.client.reading import Pages
+
+if TYPE_CHECKING:
+    from fencepost.client.aio.sessions import AsyncMeshSession
 
 T = TypeVar("T")
 
@@ -151,6 +154,35 @@ class AsyncMesh:
         """Several sends, each as the fields of a send with an id; what came of each."""
         given = [dict(fields) for fields in sends]
         return await self._driver.run(meshes.send_all(self._driver.settings, self.name, given))
+
+    def session(
+        self,
+        member: str | None = None,
+        *,
+        require: Mapping[str, Any] | None = None,
+        optional: Mapping[str, Any] | None = None,
+        worker: str | None = None,
+        after: int | None = None,
+        in_flight_max: int = 256,
+    ) -> AsyncMeshSession:
+        """A session, to be used as a context manager: sends pipelined, and deliveries.
+
+        Args:
+            member: Whose inbox is delivered; None: the session only sends.
+            require: Features that the mesh must offer, as in `negotiate`.
+            optional: Features that it may offer.
+            worker: A name for this client, if it is to get back an inbox that it has had under
+                `prefer_oldest`; made here by default.
+            after: With `allow_concurrent`, the position behind which the inbox is delivered.
+            in_flight_max: Sends that may wait for their outcome; `send` waits beyond it.
+        """
+        # Most programs have no session, and its frames take a while to load.
+        from fencepost.client.aio.sessions import AsyncMeshSession
+        from fencepost.client.sessions import hello_of
+
+        name = worker or f"session:{new_key(self._driver.settings)}"
+        hello = hello_of(member, name, require, optional, after)
+        return AsyncMeshSession(self._driver, self.name, hello, in_flight_max=in_flight_max)
 
     async def features(self) -> dict[str, Any]:
         """What the mesh offers."""

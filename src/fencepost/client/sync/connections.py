@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections import deque
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet, ref
 
 from fencepost.client.effects import Call, Channel, Effect, Next, Open, Operation, Send, Shut, Sleep
@@ -42,6 +42,12 @@ IDLE_MAX = 16
 """How many connections without a request are kept open for the next one."""
 
 
+class Interruptible(Protocol):
+    """Something whose wait can be ended by another caller."""
+
+    def interrupt(self) -> None: ...
+
+
 class Stop:
     """Ends what a reading waits for: at a deadline, or when it is closed by another caller."""
 
@@ -49,9 +55,9 @@ class Stop:
         self._event = threading.Event()
         self._clock = clock
         self._ends_ms = None if seconds is None else clock.monotonic_ms() + seconds * 1000
-        self._waited_for: ref[Connection] | None = None
+        self._waited_for: ref[Interruptible] | None = None
 
-    def waits_for(self, connection: Connection | None) -> None:
+    def waits_for(self, connection: Interruptible | None) -> None:
         """Remember the connection that is waited for now.
 
         Weakly: in a cycle of the two the collector could end the socket before its owner closes

@@ -13,6 +13,7 @@ from fencepost.protocol.leases import (
     BeyondHead,
     CorrelationMoved,
     InboxHeld,
+    InboxShared,
     LeaseRef,
     Parked,
     Target,
@@ -76,6 +77,12 @@ def refusal(name: str, outcome: GroupOutcome | Failed | Unknown) -> Response:
             detail = "another worker holds this inbox, and the mesh is prefer_oldest: wait for it"
             problem = refused(409, "member_already_connected", "Member already connected", detail)
             return with_fields(problem, close_code=4004)
+        case InboxShared():
+            detail = (
+                "the mesh is allow_concurrent: there is no lease to take, each worker reads the"
+                " stream of the inbox from an offset of its own"
+            )
+            return refused(400, "group_invalid", "Group invalid", detail)
         case LimitExceeded():
             return rendering.limit_exceeded(outcome)
         case CorrelationMoved(watermark):
@@ -190,7 +197,7 @@ def leases_body(done: ClaimDone, spans: list[SpanEvents], tokens: LeaseTokens) -
             "retry": row.retry,
             "pruned": span.pruned and {"from": span.pruned[0], "to": span.pruned[1]},
         }
-        events = b",".join([_event(event) for event in span.events])
+        events = b",".join([event_json(event) for event in span.events])
         shown.append(b'%b,"events":[%b]}' % (msgspec.json.encode(fields)[:-1], events))
     due = b"null" if done.due_ms is None else b"%d" % done.due_ms
     return b'"leases":[%b],"due_ms":%b' % (b",".join(shown), due)
@@ -199,7 +206,7 @@ def leases_body(done: ClaimDone, spans: list[SpanEvents], tokens: LeaseTokens) -
 _MESSAGE = b'{"position":%d,%b,"offset":"%016d_%016d","version":%d,"timestamp_ms":%d,%b%b%b,%b}'
 
 
-def _event(event: Event) -> bytes:
+def event_json(event: Event) -> bytes:
     """An event as `/v1/log` shows a row."""
     stream, content_type, is_json = _head(event.path, event.stream, event.content_type)
     sent = b""

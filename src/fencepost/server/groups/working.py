@@ -8,7 +8,7 @@ that may wait does so until something is appended, a lease or a wait ends, or it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fencepost.clock import Clock
@@ -113,10 +113,17 @@ class Working:
     async def work(self, request: GroupRequest) -> GroupOutcome | Failure:
         """Have a request decided."""
         done: asyncio.Future[GroupOutcome | Failure] = asyncio.get_running_loop().create_future()
-        self._store.work(request, lambda outcome: _resolve(done, outcome))
-        outcome = await done
-        self._note(request.group, outcome)
-        return outcome
+        self.ask(request, lambda outcome: _resolve(done, outcome))
+        return await done
+
+    def ask(self, request: GroupRequest, told: Callable[[GroupOutcome | Failure], None]) -> None:
+        """Have a request decided, and tell what came of it once that is durable."""
+
+        def note(outcome: GroupOutcome | Failure) -> None:
+            self._note(request.group, outcome)
+            told(outcome)
+
+        self._store.work(request, note)
 
     async def find(self, name: str) -> Known | None:
         """What is known of a group; None when it does not exist."""

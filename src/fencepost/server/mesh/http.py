@@ -43,6 +43,7 @@ from fencepost.server.mesh import answers
 from fencepost.server.mesh.answers import NOUNS, refusal
 from fencepost.server.mesh.checking import OrphanChecks
 from fencepost.server.mesh.sending import Sending
+from fencepost.server.mesh.sessions import Sessions
 from fencepost.server.settings import ServerSettings
 from fencepost.store.contract import Failure, Store
 from fencepost.store.mesh_contract import (
@@ -78,6 +79,7 @@ class Meshes:
         clock: Clock,
         settings: ServerSettings,
         sending: Sending,
+        sessions: Sessions,
         checks: OrphanChecks,
         sweep: Callable[[], Awaitable[int]],
     ) -> None:
@@ -87,6 +89,7 @@ class Meshes:
         self._limits = settings.limits
         self._mesh_limits = settings.mesh
         self.sending = sending
+        self.sessions = sessions
         self._checks = checks
         self._sweep = sweep
 
@@ -285,6 +288,15 @@ class Meshes:
         # A body is taken inline only, so no larger one is offered.
         limits = replace(limits, blob_bytes_max=limits.inline_bytes_max)
         return features.offered(mesh.settings, limits, dedupes=limits.dedupe)
+
+    async def session(self, request: Request, raw: bytes) -> Answer:
+        """Turn the connection into a session."""
+        name = self._mesh(request, raw, READ)
+        Parameters(request, once=(), repeatable=())
+        mesh = await self._reads.find(name)
+        if mesh is None:
+            return answers.mesh_missing(name)
+        return self.sessions.upgrade(request, mesh, self.offered(mesh))
 
     # For administrators
 

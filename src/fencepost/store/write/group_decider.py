@@ -37,11 +37,11 @@ from fencepost.protocol.leases import (
     DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
-    Claim,
     CorrelationDecision,
     CorrelationMoved,
     GroupGone,
     InboxHeld,
+    InboxShared,
     LeaseLost,
     LeaseRef,
     Parked,
@@ -54,6 +54,7 @@ from fencepost.protocol.leases import (
     decide_take,
     share_slots,
 )
+from fencepost.protocol.meshes import Policy
 from fencepost.protocol.shares import GROUPS as GROUPS_SHARE
 from fencepost.protocol.shares import PARKED_EVENTS, TARGETS, Amounts
 from fencepost.store.group_contract import (
@@ -234,29 +235,32 @@ class GroupDecider:
 
     def _work(
         self, group: Group, request: DeleteGroup | ClaimTargets | AckLeases | RenewLeases
-    ) -> GroupDeleted | ClaimDone | InboxHeld | AckDone | AckRefused | RenewDone:
+    ) -> GroupDeleted | ClaimDone | InboxHeld | InboxShared | AckDone | AckRefused | RenewDone:
         match request:
             case DeleteGroup():
                 self._tick()
                 self._groups.delete_group(self._open_group(), group)
                 return GroupDeleted()
             case ClaimTargets(claim=claim):
-                return self._take(group, claim) if claim.take else self._claim(group, request)
+                return self._take(group, request) if claim.take else self._claim(group, request)
             case AckLeases():
                 return self._ack(group, request)
             case RenewLeases():
                 return self._renew(group, request)
 
-    def _take(self, group: Group, claim: Claim) -> ClaimDone | InboxHeld:
+    def _take(self, group: Group, request: ClaimTargets) -> ClaimDone | InboxHeld | InboxShared:
         """Give the inbox of a member to the worker that asks for it."""
         now_ms = self._tick()
+        claim, may_read = request.claim, request.may_read
         [source] = group.settings.sources
+        if may_read is not None and not may_read(source):
+            return ClaimDone(group, (), (), None, now_ms)
         row = self._groups.find(group.id, source)
         mesh = self._ledger.meshes.find(group.name.split(":")[1])
-        keeps_oldest = mesh is not None and mesh.settings.default_policy == "prefer_oldest"
+        policy: Policy = "prefer_newest" if mesh is None else mesh.settings.default_policy
         current = row or Target(source, source, at=group.start)
-        decision = decide_take(current, claim, keeps_oldest=keeps_oldest, now_ms=now_ms)
-        if isinstance(decision, InboxHeld):
+        decision = decide_take(current, claim, policy=policy, now_ms=now_ms)
+        if isinstance(decision, InboxHeld | InboxShared):
             return decision
         for lease in decision.leases:
             self._groups.save(self._open_group(), group.id, lease.row)
@@ -324,8 +328,22 @@ class GroupDecider:
             decided.append((ref, outcome))
             parked += outcome.outcome == "parked"
         group = self._apply_acks(group, decided)
-        claimed = None if request.claim is None else self._claim(group, request.claim)
-        return AckDone(group, items, claimed)
+        return AckDone(group, items, self._claim_after(group, request.claim, items))
+
+    def _claim_after(
+        self, group: Group, request: ClaimTargets | None, items: Sequence[AckItem]
+    ) -> ClaimDone | None:
+        """What a worker takes along with its acks."""
+        if request is None:
+            return None
+        if not request.claim.take:
+            return self._claim(group, request)
+        if not any(item.outcome == "lost" for item in items):
+            taken = self._take(group, request)
+            if isinstance(taken, ClaimDone):
+                return taken
+        # An ack does not take back the inbox that another worker has by now.
+        return ClaimDone(group, (), (), None)
 
     def _decide_ack(
         self,
