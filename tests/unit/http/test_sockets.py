@@ -17,9 +17,9 @@ from websockets.typing import Subprotocol
 
 from fencepost.http.connection import Connection
 from fencepost.http.listener import Listening, serve
-from fencepost.http.messages import Answer, Request, Response, UpgradeResponse
+from fencepost.http.messages import Answer, Request, Response, Socket, UpgradeResponse
 from fencepost.http.settings import HttpSettings, WebSocketSettings
-from fencepost.http.websocket import Closed, WebSocket
+from fencepost.http.websocket import Closed
 from tests.unit.http.rawhttp import QUICK, WAIT_SECONDS, Client, connected, get, until
 from tests.unit.http.test_refusals import check_problem
 
@@ -36,7 +36,7 @@ LIMITS = WebSocketSettings(message_bytes_max=1000, outgoing_bytes_max=1 << 20, c
 class Echo:
     """Sends every message back, and keeps account of what happens to it."""
 
-    def __init__(self, socket: WebSocket) -> None:
+    def __init__(self, socket: Socket) -> None:
         self.socket = socket
         self.messages: list[bytes] = []
         self.end: Closed | None = None
@@ -64,7 +64,7 @@ class EchoApp:
         self.echoes: list[Echo] = []
         self.later: list[Callable[[], None]] = []
 
-    def begin(self, socket: WebSocket) -> Echo:
+    def begin(self, socket: Socket) -> Echo:
         self.echoes.append(Echo(socket))
         return self.echoes[-1]
 
