@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.chromium import browsing
+from tests.serving import ServerProcess
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 START_SECONDS_MAX = 60
@@ -99,6 +100,29 @@ def test_a_fastapi_application_stores_orders_shows_them_live_and_has_them_packed
     assert orders.get("/orders/unknown").status_code == 404
     stored = orders.get("/fencepost/v1/stream/orders").json()
     assert [order["item"] for order in stored] == ["tea", "milk"]
+
+
+def test_the_shop_ends_its_day_with_everything_done_once(tmp_path: Path) -> None:
+    """`python examples/shop.py`, whose workers load examples.shop: it asserts what it promises."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with ServerProcess(tmp_path / "data") as server:
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / "shop.py")],
+            cwd=folder,
+            env={**os.environ, "FENCEPOST_URL": server.url},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+
+    said = done.stdout.splitlines()
+    assert "59 orders are through, although a worker was killed" in said
+    assert "parked: NonRetryableError: the post does not go to AQ" in said
+    assert "sold: [('coffee', 5), ('tea', 50)]" in said
+    archived = sorted((folder / "archive").iterdir())
+    assert len(archived) == 55
+    assert {file.read_text() for file in archived} == {"Placed Completed\n"}
 
 
 def test_every_example_is_tested() -> None:

@@ -1,8 +1,9 @@
 """`fencepost demo`: the whole product in a minute or two, on this machine, through failures.
 
-A server is started; orders are produced into it while it is killed; a Spark query prices them while
-the server and then the query itself are killed; a table is made of the result; everything is held
-against everything. The exit code is 0 only if not a single order is missing, doubled or wrong.
+A server is started; orders are produced into it while it is killed; reactions take goods from
+shelves while one of their workers is killed; a Spark query prices the orders while the server and
+then the query itself are killed; a table is made of the result; everything is held against
+everything. The exit code is 0 only if not a single order is missing, doubled or wrong.
 Nothing is left running, and the folder is removed unless it is to be kept.
 """
 
@@ -30,6 +31,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import fencepost
+from fencepost.cli import demo_shop
 from fencepost.cli.interrupts import ended_as_by_ctrl_c
 from fencepost.cli.render import REFUSED
 
@@ -176,6 +178,7 @@ def _show(folder: Path, server: Server, orders: int, progress: Progress) -> list
     progress.update(step, description=f"a server at {server.url}", total=1, completed=1)
     produced = _produce(server, orders, progress)
     kills = server.kills
+    sold = _sell(folder, server, progress)
     # A Spark that is killed removes nothing. Not below a folder to keep, whose path may be long:
     # Spark makes sockets in it.
     with tempfile.TemporaryDirectory(
@@ -189,6 +192,11 @@ def _show(folder: Path, server: Server, orders: int, progress: Progress) -> list
             f"the server was killed {kills} times while orders were written",
             f"{found['orders']['orders']:,} of {produced:,} orders stored, none twice",
             found["orders"] == expected,
+        ),
+        Claim(
+            "a worker was killed while reactions took goods from shelves",
+            f"{sold.taken} goods taken for {demo_shop.ORDERS} orders, none twice",
+            sold == (demo_shop.ORDERS, demo_shop.ORDERS),
         ),
         Claim(
             "the server, then the query, was killed in the middle of pricing",
@@ -252,6 +260,14 @@ def _produce(server: Server, orders: int, progress: Progress) -> int:
             restarting.join()
     progress.update(step, description="orders produced", completed=orders)
     return orders
+
+
+def _sell(folder: Path, server: Server, progress: Progress) -> demo_shop.Sold:
+    """Have reactions answer orders, with one of their two workers killed."""
+    step = progress.add_task("workers answer orders (one is killed)", total=None)
+    sold = demo_shop.sell(server.url, folder / "workers.log")
+    progress.update(step, description="orders answered, a worker was killed", total=1, completed=1)
+    return sold
 
 
 def _price(
