@@ -525,8 +525,8 @@ WRITTEN: list[tuple[str, Row]] = [
     ("save_counters", (99_999, 77, 5)),
     ("save_part", ("u", "new", "text/plain", 5)),
     ("save_part", ("u", "dropped", "text/plain", 5)),
-    ("save_chunk", (500, "u", "new", 0, 1, 3, 5, None, b"abc", b"d" * 16)),
-    ("save_chunk", (501, "u", "dropped", 0, 2, 3, 5, b"\x01\x02", b"abc", b"d" * 16)),
+    ("save_chunk", (500, "u", "new", 0, 1, 3, 5, None, b"abc", b"d" * 16, 7)),
+    ("save_chunk", (501, "u", "dropped", 0, 2, 3, 5, b"\x01\x02", b"abc", b"d" * 16, None)),
     ("commit_part", (70_000, "u", "new")),
     ("commit_part", (70_001, "u", "new")),
     ("drop_part", ("u", "dropped")),
@@ -592,9 +592,9 @@ def test_a_batch_is_written_like_its_rows_one_by_one(twins: Twins) -> None:
         (0, 7, 99, 3, 4, 0, 0, False, None, None, 0, None, 902),
     ]
     rows = [
-        (200_000, 901, 0, 0, 0, 2, 5, 5, "p", 1, 0, None, b"d" * 16, None, b"\x00", b"ab,cd"),
-        (200_002, 902, 1, 0, 0, 1, 0, 5, None, None, None, None, None, None, None, None),
-        (200_003, 901, 0, 5, 2, 1, 0, 5, "ü", 1, 1, 200_000, b"d" * 16, 3, None, None),
+        (200_000, 901, 0, 0, 0, 2, 5, 5, "p", 1, 0, None, b"d" * 16, None, b"\x00", b"ab,cd", 9),
+        (200_002, 902, 1, 0, 0, 1, 0, 5, *[None] * 9),
+        (200_003, 901, 0, 5, 2, 1, 0, 5, "ü", 1, 1, 200_000, b"d" * 16, 3, None, None, 2**63 - 1),
     ]
 
     for connection in twins:

@@ -42,6 +42,20 @@ SELECT l.position, l.stream, l.kind, l.start_bytes, l.version, l.count, l.size, 
 FROM log l LEFT JOIN chunks c ON c.id = l.chunk
 ORDER BY l.position
 
+-- name: log_with_checksums
+-- The same with the checksums, and what else they cover.
+SELECT l.position, l.stream, l.kind, l.start_bytes, l.version, l.count, l.size, l.at_ms, l.producer,
+       l.epoch, l.producer_seq, l.digest, l.chunk, c.id, c.count, c.size,
+       COALESCE(l.lengths, c.lengths), COALESCE(l.data, c.data), l.previous, l.checksum, c.checksum
+FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+ORDER BY l.position
+
+-- name: chunks_waiting
+-- Staged chunks that are no messages yet, and have a checksum.
+SELECT id, txn, part, lengths, data, checksum FROM chunks
+WHERE checksum IS NOT NULL AND length(data) > 0
+  AND id NOT IN (SELECT chunk FROM log WHERE chunk IS NOT NULL) ORDER BY id
+
 -- name: producer_rows
 -- The batches of each producer in order. Further rows of a staged batch have no digest.
 SELECT stream, producer, position, epoch, producer_seq, previous, version, start_bytes, digest, at_ms

@@ -19,6 +19,7 @@ from itertools import accumulate
 import msgspec
 
 from fencepost.protocol.batches import message_lengths
+from fencepost.protocol.checksums import payload_checksum
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
@@ -52,7 +53,10 @@ class Checker:
         self._load_streams()
         [(total,)] = self._rows("log_count")
         walk = RowCheck(self._report, self._streams, self._purged, self._progress)
-        walk.run(self._rows("log"), total)
+        has_checksums = ("checksum",) in list(self._rows("columns_of_log"))
+        walk.run(self._rows("log_with_checksums" if has_checksums else "log"), total)
+        if has_checksums:
+            self._check_waiting_chunks()
         groups = GroupCheck(self._report, self._rows, self._counters[0], self._counters[2])
         if "groups" in self._tables:
             groups.run()
@@ -307,6 +311,12 @@ class Checker:
                 self._report.add("writer_history_wrong", f"writer {name}", detail)
         if "large_commits" in self._tables:
             LargeCommitCheck(self._report, self._rows).run(next_position)
+
+    def _check_waiting_chunks(self) -> None:
+        for chunk, txn, part, lengths, data, checksum in self._rows("chunks_waiting"):
+            if checksum != payload_checksum(lengths, data):
+                where = f"staged chunk {chunk} ({txn}/{part})"
+                self._report.add("checksum_wrong", where, "its content is not what was written")
 
     def _check_usage(self) -> None:
         if "principal_usage" not in self._tables:

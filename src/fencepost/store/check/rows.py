@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fencepost.protocol.checksums import PAYLOAD_MASK, head_checksum, payload_checksum
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import PACKED_BYTES, RECENT_BATCHES, pack
 from fencepost.store.check.report import Progress, Report, StreamState
@@ -33,6 +34,10 @@ from fencepost.store.sql import Row
 ROWS_PER_TELL = 4_096
 
 _MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+_CHECKSUMS = 18
+"""Columns of a row of the log without checksums."""
 
 
 class RowCheck:
@@ -78,6 +83,8 @@ class RowCheck:
     def _row(self, row: Row) -> None:
         position, stream_id, kind, _, _, count, _, at_ms = row[:8]
         where = f"position {position}"
+        if len(row) > _CHECKSUMS:
+            self._checksum(where, row)
         if position < self._end:
             self._report.add(
                 "positions_overlap", where, f"the row before it reaches to {self._end}"
@@ -102,6 +109,24 @@ class RowCheck:
         else:
             self._report.add("kind_unknown", where, f"rows of kind {kind} do not exist")
         self._before = row
+
+    def _checksum(self, where: str, row: Row) -> None:
+        """A row against the checksums that were made with it, and with its chunk."""
+        digest, chunk = row[11:13]
+        lengths, data, previous, checksum, of_chunk = row[16:]
+        if checksum is not None:
+            wrong = []
+            head: Row = (*row[:11], previous, digest, chunk)
+            if checksum >> 32 != head_checksum(*head):
+                wrong.append("what the row says")
+            expected = checksum & PAYLOAD_MASK if chunk is None else of_chunk
+            found = 0 if data is None else payload_checksum(lengths, data)
+            strays = chunk is not None and checksum & PAYLOAD_MASK
+            if strays or (expected is not None and expected != found):
+                wrong.append("its payload")
+            if wrong:
+                detail = f"{' and '.join(wrong)} is not what was written"
+                self._report.add("checksum_wrong", where, detail)
 
     # Messages
 
@@ -156,7 +181,7 @@ class RowCheck:
 
     def _content(self, where: str, stream: StreamState, row: Row) -> None:
         count, size = row[5:7]
-        chunk, chunk_id, chunk_count, chunk_size, lengths, data = row[12:]
+        chunk, chunk_id, chunk_count, chunk_size, lengths, data = row[12:18]
         if chunk is not None and chunk_id is None:
             self._report.add("chunk_missing", where, f"staged chunk {chunk} is not there")
             return

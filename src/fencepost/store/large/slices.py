@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fencepost.protocol.checksums import with_checksum
 from fencepost.protocol.offsets import START
 from fencepost.store.contract import Published, Watcher
 from fencepost.store.large.copies import streams_at
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 UNDECIDED, CERTAIN, REDONE = 0, 1, 2
 """The states of a large commit on disk."""
 _INSERT_ID, _INSERT_PATH, _OWNER = 12, 13, 21
+_CHECKSUM = 16
 """Where these are among the values of `insert_stream`."""
 
 
@@ -92,7 +94,8 @@ def slice_of(sealed: LedgerGroup, *, is_last: bool) -> Slice:
 def decode_slice(content: bytes) -> Slice:
     """A slice as it was kept."""
     decoded = _DECODER.decode(content)
-    # A server of the version before wrote streams without their owner.
+    # A server of the version before wrote neither checksums nor the owners of streams.
+    decoded.log = [row if len(row) > _CHECKSUM else with_checksum(row) for row in decoded.log]
     decoded.inserts = [row if len(row) > _OWNER else (*row, "") for row in decoded.inserts]
     return decoded
 

@@ -4,6 +4,10 @@
 -- name: tables
 SELECT tablename FROM pg_tables WHERE schemaname = ANY (current_schemas(false))
 
+-- name: columns_of_log
+SELECT column_name::text FROM information_schema.columns
+WHERE table_name = 'log' AND table_schema = ANY (current_schemas(false))
+
 -- name: columns_of_streams
 SELECT column_name::text FROM information_schema.columns
 WHERE table_name = 'streams' AND table_schema = ANY (current_schemas(false))

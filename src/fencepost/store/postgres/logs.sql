@@ -59,13 +59,19 @@ SELECT COALESCE(array_to_json(array_agg(stream))::text, '[]'),
        COALESCE(
            string_agg(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''::bytea),
            ''::bytea
-       )
+       ),
+       COALESCE(CAST(sum((CASE WHEN chunk IS NULL THEN checksum
+            ELSE (SELECT checksum FROM chunks WHERE id = log.chunk) END) & 4294967295) AS bigint), 0),
+       count(CASE WHEN chunk IS NULL THEN checksum
+            ELSE (SELECT checksum FROM chunks WHERE id = log.chunk) END)
 FROM /*rows*/
 
 -- name: batches
 -- The payloads of rows of any number of messages.
 SELECT COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
-       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), ''::bytea)
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), ''::bytea),
+       CASE WHEN chunk IS NULL THEN checksum
+            ELSE (SELECT checksum FROM chunks WHERE id = log.chunk) END
 FROM /*rows*/
 
 -- name: names

@@ -51,13 +51,14 @@ WHERE s.id = n.id
 -- name: insert_log
 INSERT INTO log (
     position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,
-    previous, digest, chunk, lengths, data
+    previous, digest, chunk, lengths, data, checksum
 )
 SELECT
     unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bigint[]), unnest($4::bigint[]),
     unnest($5::bigint[]), unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::bigint[]),
     unnest($9::text[]), unnest($10::bigint[]), unnest($11::bigint[]), unnest($12::bigint[]),
-    unnest($13::bytea[]), unnest($14::bigint[]), unnest($15::bytea[]), unnest($16::bytea[])
+    unnest($13::bytea[]), unnest($14::bigint[]), unnest($15::bytea[]), unnest($16::bytea[]),
+    unnest($17::bigint[])
 
 -- name: find_key
 SELECT digest, start_messages, start_bytes, tail_messages, tail_bytes, closed, position, created_ms,
@@ -93,11 +94,13 @@ INSERT INTO parts (txn, part, media_type, staged_ms)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[])
 
 -- name: save_chunk
-INSERT INTO chunks (id, txn, part, ordinal, count, size, staged_ms, lengths, data, digest)
+INSERT INTO chunks (
+    id, txn, part, ordinal, count, size, staged_ms, lengths, data, digest, checksum
+)
 SELECT
     unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[]), unnest($4::bigint[]),
     unnest($5::bigint[]), unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::bytea[]),
-    unnest($9::bytea[]), unnest($10::bytea[])
+    unnest($9::bytea[]), unnest($10::bytea[]), unnest($11::bigint[])
 
 -- name: commit_part
 UPDATE parts AS p SET committed = n.committed
@@ -294,7 +297,7 @@ WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= $1 ORDER BY deadl
 -- name: row_at
 -- The row that holds the byte at a place of a stream: the last one that starts at or before it.
 SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.lengths, c.lengths),
-       COALESCE(l.data, c.data)
+       COALESCE(l.data, c.data), CASE WHEN l.chunk IS NULL THEN l.checksum ELSE c.checksum END
 FROM log l LEFT JOIN chunks c ON c.id = l.chunk
 WHERE l.stream = $1 AND l.kind = 0 AND l.start_bytes <= $2
 ORDER BY l.start_bytes DESC LIMIT 1

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fencepost.protocol.batches import cut, message_lengths
+from fencepost.protocol.checksums import PAYLOAD_MASK, payload_checksum
 from fencepost.protocol.creates import (
     BadForkPoint,
     ForkFrom,
@@ -38,6 +39,9 @@ ConnectionT = TypeVar("ConnectionT", bound=Closable)
 
 LENGTH_BYTES = 4
 """What the length of one message takes in a row of several."""
+CHECKED_BYTES_MAX = 16 << 10
+"""A read that gives one append of up to so many bytes compares its checksum, and one that gives a
+part of an append; others would become slower by more than a twentieth."""
 CHARACTER_BYTES_MAX = 4
 """The longest character in UTF-8."""
 
@@ -123,7 +127,8 @@ def _read_segment(
     if last:
         [(last_start, last_end)] = last
         stop = last_end if last_end <= limit else last_start
-        if stop > at.bytes:
+        is_small = last_start == at.bytes and last_end - last_start <= CHECKED_BYTES_MAX
+        if stop > at.bytes and not is_small:
             piece = _whole_rows(connection, stream, at, stop, is_json=is_json)
             if piece is not None:
                 return piece
@@ -156,11 +161,15 @@ def _part_of_row(
     rows = connection.fetch("row_at", (segment.stream_id, at.bytes))
     if not rows:
         raise RowsGoneError(f"nothing is there at {at}")
-    [(version, start, count, size, lengths, data)] = rows
+    [(version, start, count, size, lengths, data, checksum)] = rows
     if start + size <= at.bytes:
         raise RowsGoneError(f"nothing is there at {at}")
     if not is_whole(count, size, lengths, data, is_json=is_json):
         raise RowsGoneError(f"the append at {Offset(version, start)} is not as long as it was")
+    if checksum is not None and checksum & PAYLOAD_MASK != payload_checksum(lengths, data):
+        raise RowsGoneError(f"the append at {Offset(version, start)} is not what was written")
+    if at == (version, start) and start + size <= limit:
+        return Piece(data, Offset(version + count, start + size))
     if is_json:
         return _json_part(version, start, count, lengths, data, at, limit)
     if at.messages != version:
@@ -244,7 +253,7 @@ def resolve_sub_offset(
     rows = connection.fetch("row_at", (segment.stream_id, anchor.bytes))
     if not rows:
         raise RowsGoneError
-    [(version, start, count, size, lengths, data)] = rows
+    [(version, start, count, size, lengths, data, _)] = rows
     if not is_whole(count, size, lengths, data, is_json=is_json):
         raise RowsGoneError(f"the append at {Offset(version, start)} is not as long as it was")
     if is_json:

@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
+from zlib import crc32
 
 import msgspec
 
+from fencepost.protocol.checksums import PAYLOAD_MASK, payload_checksum
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import ROW_BYTES, LogRow, Part, Selection, fitting, fitting_in_row
 from fencepost.store.contract import DamagedRowError
@@ -286,18 +288,21 @@ def _gather(
     """The columns of the measured rows; messages below `low` or above `last` are marked off."""
     positions, counts = measured.positions, measured.counts
     source = span.rows_at(positions)
-    joined, batches = b"", None
+    joined, batches, rows = b"", None, None
+    total = checked = 0
     if counts is None:
-        [(*texts, joined)] = run(connection, "columns_and_data", source)
+        [(*texts, joined, total, checked)] = run(connection, "columns_and_data", source)
     else:
         texts = list(run(connection, "columns", source)[0])
-        batches = run(connection, "batches", source)
+        rows = run(connection, "batches", source)
+        batches = [(lengths, data) for lengths, data, _ in rows]
     ids = texts.pop(4)
     streams, starts, versions, times_ms, epochs, seqs = map(Integers, texts)
     kinds = _INTEGERS.decode(run(connection, "kinds", source)[0][0]) if measured.kind else None
     owners = streams.values()
     found = (
         _damaged_payload(connection, source, measured, owners, joined, batches),
+        _rotten(connection, source, measured, owners, joined, total, checked, rows),
         _missing_row(owners, starts, measured, kinds),
     )
     names = span.names or _names(connection, set(owners))
@@ -341,7 +346,7 @@ def _damaged_payload(
     if batches is None:
         if len(joined) == sum(measured.sizes):
             return None
-        batches = run(connection, "batches", source)
+        batches = [row[:2] for row in run(connection, "batches", source)]
     counts = measured.counts or repeat(1)
     for position, stream, count, size, (lengths, data) in zip(
         measured.positions, owners, counts, measured.sizes, batches, strict=False
@@ -352,6 +357,42 @@ def _damaged_payload(
             whole = len(lengths) == LENGTH_BYTES * count and len(data) - size in (0, count - 1)
         if not whole:
             detail = f"the payload at position {position} is not as long as it was"
+            return DamagedRowError(detail, position, position + count - 1, stream)
+    return None
+
+
+def _rotten(
+    connection: Connection,
+    source: Source,
+    measured: _Measured,
+    owners: Sequence[int],
+    joined: bytes,
+    total: int,
+    checked: int,
+    rows: Sequence[Row] | None,
+) -> DamagedRowError | None:
+    """The first row whose payload is not what was written; some rows may have no checksum.
+
+    Those of rows of one message each come as their sum, because a number for each row would cost
+    more than all else.
+    """
+    if rows is None:
+        if not checked:
+            return None
+        if checked == len(measured.sizes):
+            found, at = 0, 0
+            for size in measured.sizes:
+                found += crc32(joined[at : at + size])
+                at += size
+            if found == total:
+                return None
+        rows = run(connection, "batches", source)
+    counts = measured.counts or repeat(1)
+    for position, stream, count, (lengths, data, checksum) in zip(
+        measured.positions, owners, counts, rows, strict=False
+    ):
+        if checksum is not None and checksum & PAYLOAD_MASK != payload_checksum(lengths, data):
+            detail = f"the payload at position {position} is not what was written"
             return DamagedRowError(detail, position, position + count - 1, stream)
     return None
 

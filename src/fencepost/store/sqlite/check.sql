@@ -3,6 +3,9 @@
 -- name: tables
 SELECT name FROM sqlite_schema WHERE type = 'table'
 
+-- name: columns_of_log
+SELECT name FROM pragma_table_info('log')
+
 -- name: columns_of_streams
 SELECT name FROM pragma_table_info('streams')
 

@@ -44,13 +44,19 @@ SELECT json_group_array(stream), json_group_array(start_bytes), json_group_array
        json_group_array(at_ms), json_group_array(producer), json_group_array(epoch),
        json_group_array(producer_seq),
        CAST(COALESCE(group_concat(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''),
-                     '') AS BLOB)
+                     '') AS BLOB),
+       COALESCE(CAST(sum((CASE WHEN chunk IS NULL THEN checksum
+            ELSE (SELECT checksum FROM chunks WHERE id = log.chunk) END) & 4294967295) AS bigint), 0),
+       count(CASE WHEN chunk IS NULL THEN checksum
+            ELSE (SELECT checksum FROM chunks WHERE id = log.chunk) END)
 FROM /*rows*/
 
 -- name: batches
 -- The payloads of rows of any number of messages.
 SELECT COALESCE(lengths, (SELECT lengths FROM chunks WHERE id = log.chunk)),
-       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), x'')
+       COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk), x''),
+       CASE WHEN chunk IS NULL THEN checksum
+            ELSE (SELECT checksum FROM chunks WHERE id = log.chunk) END
 FROM /*rows*/
 
 -- name: names

@@ -32,8 +32,8 @@ WHERE id = ?
 -- name: insert_log
 INSERT INTO log (
     position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,
-    previous, digest, chunk, lengths, data
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    previous, digest, chunk, lengths, data, checksum
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: find_key
 -- A key that is in the index; the newest ones are not, and are known without it.
@@ -66,8 +66,10 @@ SELECT digest FROM chunks WHERE txn = ? AND part = ? AND ordinal = ?
 INSERT INTO parts (txn, part, media_type, staged_ms) VALUES (?, ?, ?, ?)
 
 -- name: save_chunk
-INSERT INTO chunks (id, txn, part, ordinal, count, size, staged_ms, lengths, data, digest)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO chunks (
+    id, txn, part, ordinal, count, size, staged_ms, lengths, data, digest, checksum
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: commit_part
 UPDATE parts SET committed = ? WHERE txn = ? AND part = ? AND committed IS NULL
@@ -254,7 +256,7 @@ WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ? ORDER BY deadli
 -- name: row_at
 -- The row that holds the byte at a place of a stream: the last one that starts at or before it.
 SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.lengths, c.lengths),
-       COALESCE(l.data, c.data)
+       COALESCE(l.data, c.data), CASE WHEN l.chunk IS NULL THEN l.checksum ELSE c.checksum END
 FROM log l LEFT JOIN chunks c ON c.id = l.chunk
 WHERE l.stream = ? AND l.kind = 0 AND l.start_bytes <= ?
 ORDER BY l.start_bytes DESC LIMIT 1

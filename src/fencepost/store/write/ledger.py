@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from fencepost.protocol.appends import Append, Appended
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.books import BooksChange
+from fencepost.protocol.checksums import with_checksum
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import Parked, Target
 from fencepost.protocol.offsets import Offset
@@ -387,19 +388,21 @@ class Ledger(KeyLedger):
             self._refer(group, stream_id, start, batch, sent)
             return
         group.rows.append(
-            (
-                self.next_position,
-                stream_id,
-                MESSAGES,
-                start.bytes,
-                start.messages,
-                batch.messages,
-                batch.size,
-                self.last_ms,
-                *sent,
-                None,
-                batch.lengths,
-                batch.data,
+            with_checksum(
+                (
+                    self.next_position,
+                    stream_id,
+                    MESSAGES,
+                    start.bytes,
+                    start.messages,
+                    batch.messages,
+                    batch.size,
+                    self.last_ms,
+                    *sent,
+                    None,
+                    batch.lengths,
+                    batch.data,
+                )
             )
         )
         self.next_position += batch.messages
@@ -418,7 +421,8 @@ class Ledger(KeyLedger):
         for chunk in batch.chunks:
             place = (size, messages, chunk.messages, chunk.size, self.last_ms)
             reference = (chunk.id, None, None)
-            group.rows.append((self.next_position, stream_id, MESSAGES, *place, *sent, *reference))
+            row = (self.next_position, stream_id, MESSAGES, *place, *sent, *reference)
+            group.rows.append(with_checksum(row))
             self.next_position += chunk.messages
             messages += chunk.messages
             size += chunk.size
@@ -444,7 +448,8 @@ class Ledger(KeyLedger):
         stream = entry.stream
         messages, size = at or stream.tail
         place = (size, messages, 1, 0, self.last_ms)
-        group.rows.append((self.next_position, stream.id, kind, *place, *sent, *NO_DATA))
+        row = (self.next_position, stream.id, kind, *place, *sent, *NO_DATA)
+        group.rows.append(with_checksum(row))
         self.next_position += 1
 
     def apply(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from fencepost.protocol.checksums import payload_checksum
 from fencepost.protocol.commits import Part
 from fencepost.store.contract import Upload
 from fencepost.store.sql import Connection
@@ -154,7 +155,9 @@ class Staging:
             self.waiting_count += 1
         row = ChunkRow(self._number(), upload.ordinal, batch.messages, batch.size, upload.digest)
         changes.chunks.setdefault(part, {})[upload.ordinal] = row
-        values = (row.id, *part, *row[1:4], now_ms, batch.lengths, batch.data, row.digest)
+        checksum = payload_checksum(batch.lengths, batch.data)
+        content = (batch.lengths, batch.data, row.digest, checksum)
+        values = (row.id, *part, *row[1:4], now_ms, *content)
         group.statements.append(("save_chunk", values))
         group.bytes += batch.size
 

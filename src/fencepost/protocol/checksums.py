@@ -1,0 +1,68 @@
+"""Checksums of rows of the log: a number by which bytes that rotted on disk are noticed.
+
+Each row has one, made when the row is made. Its lower 32 bits are a CRC-32 of the payload, its
+messages' lengths included; the 31 bits above are one of everything else that the row says. So a
+reader that has nothing but payloads can check those, and `fencepost check` checks all of it. The
+payload of a staged chunk has a checksum with the chunk, and a row that refers to it has 0 there.
+
+A CRC finds every flipped byte, and is no proof against someone who changes the file on purpose.
+Rows that were written before there were checksums have none, and are taken as they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+from zlib import crc32
+
+PAYLOAD_MASK = 0xFFFF_FFFF
+_HEAD_MASK = 0x7FFF_FFFF
+_HEAD = struct.Struct("<12q")
+
+
+def payload_checksum(lengths: bytes | None, data: bytes) -> int:
+    """Of the messages of a row or of a staged chunk."""
+    return crc32(data) if lengths is None else crc32(lengths, crc32(data))
+
+
+def head_checksum(
+    position: int,
+    stream: int,
+    kind: int,
+    start_bytes: int | None,
+    version: int | None,
+    count: int,
+    size: int,
+    at_ms: int,
+    producer: str | None,
+    epoch: int | None,
+    seq: int | None,
+    previous: int | None,
+    digest: bytes | None,
+    chunk: int | None,
+) -> int:
+    """Of everything else in a row."""
+    head = _HEAD.pack(
+        position,
+        stream,
+        kind,
+        -1 if start_bytes is None else start_bytes,
+        -1 if version is None else version,
+        count,
+        size,
+        at_ms,
+        -1 if epoch is None else epoch,
+        -1 if seq is None else seq,
+        -1 if previous is None else previous,
+        -1 if chunk is None else chunk,
+    )
+    if producer is not None:
+        head += producer.encode()
+    return crc32(head if digest is None else head + digest) & _HEAD_MASK
+
+
+def with_checksum(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row of the log, in the order of `insert_log`, with its checksum behind it."""
+    *head, lengths, data = row
+    payload = 0 if data is None else payload_checksum(lengths, data)
+    return (*row, head_checksum(*head) << 32 | payload)
