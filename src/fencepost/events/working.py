@@ -56,6 +56,9 @@ CAUSE: ContextVar[tuple[str | None, str] | None] = ContextVar("fencepost_cause",
 """Inside a reaction: the correlation of its event, and the event's position."""
 SETTLE_WAIT_MS = 500
 
+OnWait = Callable[[int], None]
+"""Told when the next work of a group comes due, by the server's clock, instead of waiting."""
+
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """What `settle` did."""
@@ -256,7 +259,11 @@ async def _async_leases(
 
 
 async def async_settle(
-    driver: AsyncDriver, group: AsyncGroup, staff: Staff, timeout: float
+    driver: AsyncDriver,
+    group: AsyncGroup,
+    staff: Staff,
+    timeout: float,
+    on_wait: OnWait | None = None,
 ) -> Settled:
     """Run reactions until there is nothing left to do."""
     tally = Tally(staff.app.tell)
@@ -275,6 +282,9 @@ async def async_settle(
             if due_ms is None and not noted and tally.acked == acked:
                 break
             wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0
+            if on_wait is not None and due_ms is not None:
+                on_wait(due_ms)
+                wait_ms = 0
             if clock.monotonic_ms() > ends_ms:
                 raise SettleTimeoutError(f"work was left after {timeout} s")
     tally(Breadcrumb(kind="settled", app=staff.app.name))
@@ -409,7 +419,13 @@ def _sync_leases(
     )
 
 
-def settle(driver: Driver, group: Group, staff: Staff, timeout: float) -> Settled:
+def settle(
+    driver: Driver,
+    group: Group,
+    staff: Staff,
+    timeout: float,
+    on_wait: OnWait | None = None,
+) -> Settled:
     """Run reactions until there is nothing left to do."""
     tally = Tally(staff.app.tell)
     if staff.app.registry.reactions:
@@ -427,6 +443,9 @@ def settle(driver: Driver, group: Group, staff: Staff, timeout: float) -> Settle
             if due_ms is None and not noted and tally.acked == acked:
                 break
             wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0
+            if on_wait is not None and due_ms is not None:
+                on_wait(due_ms)
+                wait_ms = 0
             if clock.monotonic_ms() > ends_ms:
                 raise SettleTimeoutError(f"work was left after {timeout} s")
     tally(Breadcrumb(kind="settled", app=staff.app.name))

@@ -30,6 +30,7 @@ from fencepost.events.types import Action, EntityT, Event, Recorded
 from fencepost.events.working import (
     CAUSE,
     Given,
+    OnWait,
     Settled,
     Staff,
     settle,
@@ -248,14 +249,22 @@ class OpenApp:
         options = self._options(worker, max(1, len(given.leases)), 10, None)
         return work_given(self._driver, self.group, self._staff(options), given)
 
-    def settle(self, *, timeout: float = 60.0, streams: int = 10, events: int = 10) -> Settled:
+    def settle(
+        self,
+        *,
+        timeout: float = 60.0,
+        streams: int = 10,
+        events: int = 10,
+        on_wait: OnWait | None = None,
+    ) -> Settled:
         """Run reactions and projections until nothing is left to do, waiting retries included.
 
         Raises `SettleTimeoutError` when work is left after so many seconds. Blocked targets and
-        parked events wait for an operator, and are no work.
+        parked events wait for an operator, and are no work. `on_wait` is for tests that move the
+        server's clock: it is told when the next retry is due, and nothing waits for it.
         """
         options = self._options(None, streams, events, None)
-        settled = settle(self._driver, self.group, self._staff(options), timeout)
+        settled = settle(self._driver, self.group, self._staff(options), timeout, on_wait)
         self.projections.settle(timeout=timeout)
         return settled
 
