@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from fencepost.client.errors import require
+from fencepost.events import tracing
 from fencepost.events.closing import Archive, Policy, Then
 from fencepost.events.errors import DefinitionError
 from fencepost.events.projections.declared import Handler, Projection, declare, events_of
@@ -29,6 +30,8 @@ Projected = TypeVar("Projected", bound=Callable[..., None])
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+MOMENTS = {"acked": "ack", "failed": "fail", "blocked": "block", "parked": "park", "lost": "lose"}
+"""Breadcrumbs that are spans too; commits, claims and handlers have spans with a length."""
 
 
 class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +188,8 @@ class Declarations:
     def tell(self, crumb: Breadcrumb) -> None:
         """Log what happened, and call the hooks for it."""
         log.debug("%s %s", crumb.app, crumb.kind, extra={"fields": facts(crumb)})
+        if crumb.kind in MOMENTS:
+            tracing.mark(MOMENTS[crumb.kind], facts(crumb))
         for hook in self._hooks.get(crumb.kind, ()):
             try:
                 hook(crumb)

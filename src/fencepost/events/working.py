@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from fencepost.client.group_worker import (
 from fencepost.client.groups import AckedItem, Lease, LeaseAck, Leases, RenewedItem
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
+from fencepost.events import tracing
 from fencepost.events.aio.contexts import AsyncContext
 from fencepost.events.deciding import Deciding
 from fencepost.events.declarations import Declarations
@@ -130,6 +132,28 @@ def _told(drain: Drain) -> Callable[[Lease, AckedItem], None]:
     return on_acked
 
 
+def _claim_span(drain: Drain, lease: Lease) -> AbstractContextManager[tracing.Carrier]:
+    """As long as a lease is at work."""
+    found = {"app": drain.app, "target": lease.target, "worker": drain.worker}
+    return tracing.span("claim", {**found, "events": len(lease.events)})
+
+
+def _handle_span(
+    drain: Drain, reaction: Reaction, event: Recorded[Any], lease: Lease
+) -> AbstractContextManager[tracing.Carrier]:
+    """As long as a handler runs; a child of the commit that stored the event."""
+    found = {
+        "app": drain.app,
+        "reaction": reaction.name,
+        "target": lease.target,
+        "stream": event.stream,
+        "position": event.position,
+        "correlation": event.correlation,
+        "attempt": lease.retry + 1,
+    }
+    return tracing.span("handle", found, cause=event.meta)
+
+
 def _cause(event: Recorded[Any]) -> tuple[str | None, str]:
     return event.correlation, str(event.position)
 
@@ -176,20 +200,22 @@ async def _async_invoke(
     unit: Unit,
     lease: Lease,
 ) -> Handled:
-    meta = context_meta(drain, event)
     token = CAUSE.set(_cause(event))
-    try:
-        if inspect.iscoroutinefunction(reaction.handler):
-            context = AsyncContext(driver, unit, meta, drain.app, lease, event)
-            await reaction.handler(event, context)
-        else:
-            bridge = _Bridge(driver, asyncio.get_running_loop())
-            plain = Context(bridge, unit, meta, drain.app, lease, event)
-            await asyncio.to_thread(reaction.handler, event, plain)
-    except Exception as error:
-        return Handled(error)
-    finally:
-        CAUSE.reset(token)
+    with _handle_span(drain, reaction, event, lease) as carried:
+        meta = {**context_meta(drain, event), **carried}
+        try:
+            if inspect.iscoroutinefunction(reaction.handler):
+                context = AsyncContext(driver, unit, meta, drain.app, lease, event)
+                await reaction.handler(event, context)
+            else:
+                bridge = _Bridge(driver, asyncio.get_running_loop())
+                plain = Context(bridge, unit, meta, drain.app, lease, event)
+                await asyncio.to_thread(reaction.handler, event, plain)
+        except Exception as error:
+            tracing.failed(error)
+            return Handled(error)
+        finally:
+            CAUSE.reset(token)
     return Handled()
 
 
@@ -242,7 +268,8 @@ async def _async_leases(
     stopping: asyncio.Event | None,
 ) -> int | None:
     async def handled(lease: Lease) -> LeaseAck | None:
-        return await driver.run(handle(drain, lease, lambda: False))
+        with _claim_span(drain, lease):
+            return await driver.run(handle(drain, lease, lambda: False))
 
     async def prepare(leases: list[Lease]) -> list[Lease]:
         return await driver.run(fetch(drain, leases))
@@ -342,14 +369,16 @@ def _invoke(
     unit: Unit,
     lease: Lease,
 ) -> Handled:
-    context = Context(driver, unit, context_meta(drain, event), drain.app, lease, event)
     token = CAUSE.set(_cause(event))
-    try:
-        reaction.handler(event, context)
-    except Exception as error:
-        return Handled(error)
-    finally:
-        CAUSE.reset(token)
+    with _handle_span(drain, reaction, event, lease) as carried:
+        meta = {**context_meta(drain, event), **carried}
+        try:
+            reaction.handler(event, Context(driver, unit, meta, drain.app, lease, event))
+        except Exception as error:
+            tracing.failed(error)
+            return Handled(error)
+        finally:
+            CAUSE.reset(token)
     return Handled()
 
 
@@ -403,7 +432,8 @@ def _sync_leases(
     stopping: threading.Event | None,
 ) -> int | None:
     def handled(lease: Lease, is_lost: Callable[[], bool]) -> LeaseAck | None:
-        return driver.run(handle(drain, lease, is_lost))
+        with _claim_span(drain, lease):
+            return driver.run(handle(drain, lease, is_lost))
 
     def prepare(leases: list[Lease]) -> list[Lease]:
         return driver.run(fetch(drain, leases))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, ParamSpec, Self
@@ -16,8 +17,9 @@ from fencepost.client.group_worker import Working
 from fencepost.client.sync.client import Client
 from fencepost.client.sync.groups import Group
 from fencepost.client.sync.readings import Listing
-from fencepost.events import loading
+from fencepost.events import loading, tracing
 from fencepost.events.background import Background
+from fencepost.events.codec import CORRELATION
 from fencepost.events.commits import ANY, Expected, Query, commit, meta_of
 from fencepost.events.deciding import Deciding, Done, do
 from fencepost.events.declarations import Declarations
@@ -116,9 +118,12 @@ class OpenApp:
         expected: int | None,
         meta: Mapping[str, Any],
     ) -> Done[EntityT]:
-        done, loaded = self._driver.run(
-            do(self.deciding, action, entity_id, arguments, named, meta=meta, pinned=expected)
-        )
+        path = action.entity.__entity__.path_of(entity_id)
+        with self._commit_span(path, meta, action.name) as carried:
+            given = {**meta, **carried}
+            done, loaded = self._driver.run(
+                do(self.deciding, action, entity_id, arguments, named, meta=given, pinned=expected)
+            )
         if done.events:
             self._committed(done.stream, done.events)
             self._consider_snapshot(loaded)
@@ -142,7 +147,10 @@ class OpenApp:
         if not events:
             return []
         given = self._meta(correlation, causation, meta)
-        stored = self._driver.run(commit(self._driver.settings, stream, events, expected, given))
+        with self._commit_span(stream, given) as carried:
+            stored = self._driver.run(
+                commit(self._driver.settings, stream, events, expected, {**given, **carried})
+            )
         self._committed(stream, stored.events)
         return stored.events
 
@@ -312,6 +320,12 @@ class OpenApp:
         if cause is not None:
             correlation, causation = correlation or cause[0], causation or cause[1]
         return meta_of(self._driver.settings, correlation, causation, extra)
+
+    def _commit_span(
+        self, stream: str, meta: Mapping[str, Any], action: str | None = None
+    ) -> AbstractContextManager[tracing.Carrier]:
+        found = {"app": self.app.name, "stream": stream, "action": action}
+        return tracing.span("commit", {**found, "correlation": meta[CORRELATION]})
 
     def _committed(self, stream: str, events: list[Recorded[Any]]) -> None:
         self.app.tell(
