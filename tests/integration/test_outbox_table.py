@@ -382,7 +382,7 @@ def test_alembic_and_django_run_the_printed_migrations(
     database: str, tmp_path: Path, outbox: TableOutbox
 ) -> None:
     """Up, used, down again; with Django in a process of its own."""
-    for table in ("fencepost_outbox", "fencepost_outbox_version"):
+    for table in ("fencepost_outbox", "fencepost_outbox_state"):
         execute(database, f"drop table {table}")
     migrations = tmp_path / "alembic"
     (migrations / "versions").mkdir(parents=True)

@@ -27,9 +27,9 @@ from fencepost.outbox.rows import (
     COLUMNS,
     FIND,
     NOW,
+    STATE_TABLE,
     TABLE,
     VERSION,
-    VERSION_TABLE,
     Dialect,
     insert,
     row_from,
@@ -84,6 +84,8 @@ class Turn(msgspec.Struct):
     lost: int = 0
     """Outcomes that were not written: the row's lease had gone to another relay, or a person."""
     pruned: int = 0
+    busy: bool = False
+    """Whether another relay has rows in its hands, and will see what is committed meanwhile."""
     wait_ms: int | None = None
     """When the next row that waits for a retry is due; None: none waits."""
 
@@ -132,9 +134,11 @@ class OutboxDatabase:
         *,
         lease_ms: int,
         keep_done_ms: int,
+        stops_waiting: bool = False,
     ) -> Turn:
         """Write outcomes, renew leases, lease rows that are due.
 
+        `stops_waiting`: once rows are leased, callers need not tell of their commits any more.
         Rows of `finished` are as they were leased: in flight, with this attempt counted.
         """
         turn = Turn([], [])
@@ -146,6 +150,8 @@ class OutboxDatabase:
                 for row in lease.rows:
                     execute(_RENEW, (now_ms + lease_ms, int(row.id), lease.token))
             self._lease(execute, wanted, now_ms, lease_ms, turn)
+            if stops_waiting and turn.leases:
+                execute(_STOP_WAITING, ())
             done = execute(_PRUNE, (now_ms - keep_done_ms, PRUNED_MAX)).fetchall()
             turn.pruned = len(done)
         return turn
@@ -201,6 +207,7 @@ class OutboxDatabase:
                     room -= 1
                     busy[place] = busy.get(place, 0) + 1
                     turn.leases.append(lease)
+        turn.busy = bool(lanes_held)
         turn.wait_ms = min(waits, default=None)
 
     def _heads(self, execute: Execute, wanted: Wanted) -> list[tuple[str, int, int]]:
@@ -247,12 +254,16 @@ class OutboxDatabase:
         with self._lock:
             return bool(self._connected().execute(_ANY_OPEN).fetchall())
 
+    def wait(self, wait_ms: int) -> bool:  # noqa: ARG002  (SQLite tells of every commit)
+        """Ask callers to tell of their commits for so long; False: no need to ask."""
+        return False
+
     def check(self) -> None:
         """Raise `OutboxDatabaseError` if the table is missing or of another version."""
         with self._lock:
             connection = self._connected()
             try:
-                found = connection.execute(f"select max(version) from {VERSION_TABLE}").fetchone()
+                found = connection.execute(f"select max(version) from {STATE_TABLE}").fetchone()
                 connection.execute(f"select lease_token from {TABLE} where id = 0").fetchall()
             except Exception as error:
                 if not self._is_missing(error):
@@ -449,6 +460,11 @@ class PostgresOutbox(OutboxDatabase):
         (now_ms,) = _execute(f"select {NOW}", ()).fetchone()
         return int(now_ms)
 
+    def wait(self, wait_ms: int) -> bool:
+        with self._lock:
+            self._connected().execute(_WAIT, (wait_ms,))
+        return True
+
     def _connected(self) -> Any:
         if self._connection is not None and (self._connection.closed or self._connection.broken):
             self._connection = None
@@ -528,6 +544,8 @@ _PRUNE = (
     f"delete from {TABLE} where id in (select id from {TABLE} where status = 'done'"
     " and delivered_ms < ? order by delivered_ms limit ?) returning id"
 )
+_WAIT = f"update {STATE_TABLE} set waiting_until_ms = {NOW} + %s"
+_STOP_WAITING = f"update {STATE_TABLE} set waiting_until_ms = 0 where waiting_until_ms > 0"
 # From lane to lane along the index, however many rows one of them has.
 HEADS = f"""with recursive lanes (lane) as (
     select min(lane) from {TABLE} where status = 'pending' and lane > ? and lane < ?

@@ -43,6 +43,9 @@ WAKES_MS = 100
 """SQLite: how often a relay that has nothing to do looks whether a transaction has committed."""
 UPKEEP_MS = 60_000
 """How often an idle relay prunes, and how often it asks what the server offers."""
+LINGER_MS = 20
+"""How long a relay that has become idle looks once more before it asks to be told of commits."""
+FAR_MS = 1 << 62
 AWAY_MS = 500
 """How long a relay waits for a database or a server that is away before it asks again."""
 REQUIRED = {DEDUPE: {"version": 2, "dedupe_retention_days": RETENTION_DAYS_MIN}}
@@ -162,6 +165,9 @@ class Relay:
         self._woken = asyncio.Event()
         self._stopping = False
         self._turned_ms: int | None = None
+        self._is_lingering = False
+        self._told_until_ms = 0
+        """Until when callers tell of their commits, by the monotonic clock."""
 
     async def run(self, stop: asyncio.Event, *, once: bool = False) -> None:
         """Deliver until `stop` is set; with `once` until no row is due."""
@@ -190,7 +196,33 @@ class Relay:
             if self._stopping and not self._held and turn is None:
                 log.warning("the database is away: %d outcomes are lost", len(self._finished))
                 return
+            is_idle = turn is not None and not turn.busy and not self._held and not self._finished
+            if is_idle and not once and not self._stopping and await self._prepares_to_wait():
+                continue
             await self._wait(turn)
+
+    async def _prepares_to_wait(self) -> bool:
+        """Whether there is to be another look first, because a commit may not have been told.
+
+        To tell of a commit costs the caller more than it costs a relay to look again a little
+        later. So callers do it only while a relay says that it waits, for some time in advance.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if not self._is_lingering:
+            self._is_lingering = True
+            await asyncio.sleep(LINGER_MS / 1000)
+            return True
+        if self._told_until_ms - now_ms > self._settings.poll_ms:
+            return False
+        wait_ms = 2 * self._settings.poll_ms
+        try:
+            told = await asyncio.to_thread(self._database.wait, wait_ms)
+        except Exception as error:
+            if not self._database.is_away(error):
+                raise
+            return False
+        self._told_until_ms = now_ms + wait_ms if told else FAR_MS
+        return told
 
     async def _pass_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -214,6 +246,7 @@ class Relay:
                 self._wanted(),
                 lease_ms=self._settings.lease_ms,
                 keep_done_ms=self._settings.keep_done_ms,
+                stops_waiting=self._told_until_ms > 0,
             )
         except Exception as error:
             self._finished = finished + self._finished
@@ -226,6 +259,8 @@ class Relay:
         for held in self._held.values():
             if self._is_old(held, now_ms):
                 held.until_ms = now_ms + self._settings.lease_ms
+        if turn.leases:
+            self._is_lingering, self._told_until_ms = False, 0
         for lease in turn.leases:
             self._held[lease.token] = _Held(lease, now_ms + self._settings.lease_ms)
         self._report(turn)

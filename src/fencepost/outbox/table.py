@@ -103,7 +103,7 @@ class TableOutbox:
     def __init__(self, mesh: str | None = None, *, wake: bool = True) -> None:
         """`mesh`: else FENCEPOST_MESH.
 
-        `wake=False` sends no NOTIFY on PostgreSQL: relays find rows when they look, once a second.
+        `wake=False` never says NOTIFY on PostgreSQL: relays find rows when they look, each second.
         """
         self._mesh = mesh
         self._wake = wake
@@ -223,7 +223,7 @@ class Outbox:
     def table(mesh: str | None = None, *, wake: bool = True) -> TableOutbox:
         """The outbox in the caller's database, for sends in the caller's own transaction.
 
-        `mesh`: else FENCEPOST_MESH. `wake=False` sends no NOTIFY on PostgreSQL, which spares
-        transactions that commit at the same time a lock; relays then look once a second.
+        `mesh`: else FENCEPOST_MESH. `wake=False` never wakes an idle relay on PostgreSQL, which
+        spares the transaction a NOTIFY; relays then find rows when they look, once a second.
         """
         return TableOutbox(mesh, wake=wake)
