@@ -183,7 +183,8 @@ async def _relay(
             settings=settings,
             counted=counts,
         )
-        print(f"relaying {', '.join(names)} to {profile.url}", file=sys.stderr, flush=True)
+        if not once:
+            print(f"relaying {', '.join(names)} to {profile.url}", file=sys.stderr, flush=True)
         await relay.run(stop, once=once)
 
 
@@ -239,8 +240,9 @@ def _end(
             code = getattr(error, "code", None)
             fail(sentence_of(error, where), code_of(error), as_json=as_json, code=code)
         case Exception() if opened is not None and opened.is_away(error):
-            sentence = f"the database cannot be used: {str(error).strip()}"
-            fail(sentence, UNREACHABLE, as_json=as_json)
+            # What PostgreSQL's library says goes on with questions on further lines.
+            reason = str(error).strip().partition("\n")[0]
+            fail(f"the database cannot be used: {reason}", UNREACHABLE, as_json=as_json)
     raise error
 
 
