@@ -44,6 +44,7 @@ _EARLY_BYTES_MAX = 64 * 1024
 """Bytes that may come before the answer to a request for a WebSocket."""
 
 _BODILESS = (204, 304)
+_NO_BODY = b"Content-Length: 0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -218,9 +219,10 @@ class Connection(asyncio.Protocol):
                 return
 
     def _is_full(self) -> bool:
+        turns, settings = self._turns, self._settings
         return (
-            len(self._turns) >= self._settings.pipeline_depth_max
-            or self._turns.queued_bytes >= self._settings.pipeline_bytes_max
+            len(turns.started) + len(turns.waiting) >= settings.pipeline_depth_max
+            or turns.queued_bytes >= settings.pipeline_bytes_max
             or self.writing_paused
         )
 
@@ -329,7 +331,7 @@ class Connection(asyncio.Protocol):
             body, size, ending = b"", 0, b"\r\n"
         else:
             size = len(body) if isinstance(body, bytes) else sum(map(len, body))
-            ending = b"Content-Length: %d\r\n\r\n" % size
+            ending = b"Content-Length: %d\r\n\r\n" % size if size else _NO_BODY
         closes = not exchange.keep_alive or (
             (self._ended or self.front.draining) and self._is_last()
         )
