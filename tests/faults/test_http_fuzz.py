@@ -19,7 +19,7 @@ import uvloop
 from fencepost.http.listener import Listening, serve
 from fencepost.http.messages import Answer, Cancellable, Request, Response, StreamingResponse
 from fencepost.http.settings import HttpSettings
-from tests.unit.http.reading import both_ways, new_front
+from tests.unit.http.reading import both_ways, is_alike, new_front
 
 SEED = int(os.environ.get("FENCEPOST_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("FENCEPOST_FUZZ_CASES", "1500"))
@@ -219,7 +219,7 @@ def test_what_repeats_a_head_is_read_as_the_parser_reads_it() -> None:
 
         short, general = both_ways(front, [*appends[:2], *pieces])
 
-        assert short == general, f"case {case}: {pieces!r}"
+        assert is_alike(short, general), f"seed {SEED}, case {case}: {pieces!r}"
     assert front.counters.heads_repeated > CASES
 
 

@@ -17,6 +17,8 @@ from fencepost.http.parser import RequestReader, Stopped, Upgraded
 from fencepost.http.settings import HttpSettings
 from fencepost.http.wire import Refusal
 
+SPACED = ("bad_request", "the request line has more than one space between its parts")
+
 
 class Reading(NamedTuple):
     """What came of some bytes: the requests, and how the reading ended."""
@@ -76,6 +78,20 @@ def read(kind: type[RequestReader], front: Front, pieces: Sequence[bytes | memor
         end = ("open", reader.between_requests, reader.body_bytes_left, reader.continue_owed)
     reader.close()
     return Reading(requests, end)
+
+
+def is_alike(one: Reading, other: Reading) -> bool:
+    """Whether two readings of the same bytes agree.
+
+    Where a head is split, the parser does not know where its request line stands, and refuses it
+    when any line like it in what was fed has two spaces. How far it looks depends on the pieces, so
+    either may refuse such bytes sooner; what was read before that is the same.
+    """
+    if one == other:
+        return True
+    shorter, longer = sorted((one, other), key=lambda reading: len(reading.requests))
+    before = longer.requests[: len(shorter.requests)]
+    return shorter.end[1:3] == SPACED and shorter.requests == before
 
 
 def both_ways(front: Front, pieces: Sequence[bytes | memoryview]) -> tuple[Reading, Reading]:
