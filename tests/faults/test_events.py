@@ -16,20 +16,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import fencepost
 from fencepost.events import OpenApp
+from fencepost.testing.postgres import PostgresServer
 from tests.engines import emptied, server_at
 from tests.engines import empty_store as empty_store
 from tests.engines import engine as engine
 from tests.faults.events_worker import declare
 from tests.faults.test_groups import Unfenced, wait_until
+from tests.faults.test_postgres_away import IMPATIENT, frozen, is_ready
 from tests.serving import ServerProcess
-
-SOAK = int(os.environ.get("FENCEPOST_FAULT_KILLS", "0"))
-"""How much more each writer does in the long run (`just faults`)."""
 
 
 class Crew:
@@ -110,44 +110,95 @@ def wait_for_totals(found: OpenApp, count: int) -> None:
     wait_until(lambda: found.group.stats()["leased"] == 0)
 
 
-@pytest.mark.parametrize(("app", "how", "jobs"), [("storm", "act", 10), ("same", "collide", 1)])
-def test_what_four_writers_commit_is_all_there(
-    server: ServerProcess, app: str, how: str, jobs: int
-) -> None:
-    """Commit storm over many streams, and all writers on one stream with retries on conflict."""
-    count = 10 + SOAK
+class Size(NamedTuple):
+    """How much a scenario does."""
+
+    writers: int
+    events: int
+    streams: int
+    workers: int = 0
+    killed: int = 0
+
+
+def sizes(small: Size, full: Size) -> pytest.MarkDecorator:
+    """A scenario in seconds, and in full, which `just faults` runs."""
+    return pytest.mark.parametrize(
+        "size", [small, pytest.param(full, marks=pytest.mark.soak)], ids=["small", "full"]
+    )
+
+
+@sizes(Size(4, 10, 10), Size(8, 1_000, 80))
+def test_a_commit_storm_over_many_streams_is_all_there(server: ServerProcess, size: Size) -> None:
+    commit_from_all(server.url, f"storm{size.events}", "act", size)
+
+
+@sizes(Size(4, 10, 1), Size(8, 100, 1))
+def test_all_writers_on_one_stream_retry_their_conflicts(server: ServerProcess, size: Size) -> None:
+    commit_from_all(server.url, f"same{size.events}", "collide", size)
+
+
+def commit_from_all(url: str, app: str, how: str, size: Size) -> None:
+    with opened(url, app) as found, crew_of(url, app) as crew:
+        writers = [crew.hire(how, size.events, size.streams) for _ in range(size.writers)]
+        crew.finish(*writers)
+
+        assert numbers(found, "jobs") == expected(writers, size.events)
+
+
+@sizes(Size(2, 15, 5, workers=2), Size(4, 250, 40, workers=4))
+def test_what_is_committed_under_churn_is_drained_once(server: ServerProcess, size: Size) -> None:
+    app = f"churn{size.events}"
     with opened(server.url, app) as found, crew_of(server.url, app) as crew:
-        writers = [crew.hire(how, count, jobs) for _ in range(4)]
-        crew.finish(*writers)
-
-        assert numbers(found, "jobs") == expected(writers, count)
-
-
-def test_what_is_committed_under_churn_is_drained_once(server: ServerProcess) -> None:
-    count = 15 + SOAK
-    with opened(server.url, "churn") as found, crew_of(server.url, "churn") as crew:
-        writers = []
-        for _ in range(2):
+        for _ in range(size.workers):
             crew.hire("work")
-            writers.append(crew.hire("act", count, 5))
+        writers = [crew.hire("act", size.events, size.streams) for _ in range(size.writers)]
         crew.finish(*writers)
-        wait_for_totals(found, 2 * count)
+        wait_for_totals(found, size.writers * size.events)
 
         committed = numbers(found, "jobs")
-        assert committed == expected(writers, count)
+        assert committed == expected(writers, size.events)
         assert numbers(found, "totals") == committed
 
 
-def test_killed_workers_take_nothing_with_them(server: ServerProcess) -> None:
-    with opened(server.url, "killed") as found, crew_of(server.url, "killed") as crew:
-        workers = [crew.hire("work") for _ in range(3)]
-        writer = crew.hire("act", 40, 5)
+@sizes(Size(1, 40, 5, workers=3, killed=1), Size(2, 500, 40, workers=8, killed=2))
+def test_killed_workers_take_nothing_with_them(server: ServerProcess, size: Size) -> None:
+    app = f"killed{size.events}"
+    with opened(server.url, app) as found, crew_of(server.url, app) as crew:
+        workers = [crew.hire("work") for _ in range(size.workers)]
+        writers = [crew.hire("act", size.events, size.streams) for _ in range(size.writers)]
         wait_until(lambda: bool(numbers(found, "totals")))
-        crew.kill(workers[0])
-        crew.finish(writer)
-        wait_for_totals(found, 40)
+        for worker in workers[: size.killed]:
+            crew.kill(worker)
+        crew.finish(*writers)
+        wait_for_totals(found, size.writers * size.events)
 
-        assert numbers(found, "totals") == expected([writer], 40)
+        assert numbers(found, "totals") == expected(writers, size.events)
+
+
+@sizes(Size(2, 30, 5, workers=2), Size(4, 500, 40, workers=4))
+def test_a_database_that_dies_and_freezes_under_an_app_costs_nothing(size: Size) -> None:
+    with (
+        PostgresServer() as postgres,
+        server_at(postgres.new_database(), environment=IMPATIENT) as server,
+        opened(server.url, "away") as found,
+        crew_of(server.url, "away") as crew,
+    ):
+        for _ in range(size.workers):
+            crew.hire("work")
+        writers = [crew.hire("act", size.events, size.streams) for _ in range(size.writers)]
+        wait_until(lambda: bool(numbers(found, "totals")))
+        postgres.kill()
+        postgres.start()
+        wait_until(lambda: is_ready(server))
+        with frozen(postgres):
+            wait_until(lambda: not is_ready(server))
+        wait_until(lambda: is_ready(server))
+        crew.finish(*writers)
+        wait_for_totals(found, size.writers * size.events)
+
+        committed = numbers(found, "jobs")
+        assert committed == expected(writers, size.events)
+        assert numbers(found, "totals") == committed
 
 
 def freeze_and_wake(url: str) -> tuple[str, Counter[str]]:
