@@ -352,6 +352,33 @@ async def test_a_resolver_that_changes_between_correlation_and_match_strands_not
         assert (stats["ready"], stats["blocked"]) == (0, 0)
 
 
+async def test_a_changed_resolver_leaves_each_event_to_one_of_many_targets(
+    opening: Opening,
+) -> None:
+    """Targets share a source, so each sees the events of the others, and must leave them alone."""
+    name = fresh("shop")
+
+    def version(prefix: str) -> App:
+        app = App(name, entities=[Order], settings=here())
+
+        @app.reaction(Placed, to=lambda event: f"{prefix}/{event.data.quantity % 3}")
+        def note(event: Recorded[Placed], context: Context) -> None:
+            context.append(f"{name}-notes", Reserved(order="", quantity=event.data.quantity))
+
+        return app
+
+    async with opening(version("old")) as shop:
+        for quantity in range(12):
+            await shop.do(Order.place, fresh("o"), sku=fresh("tea"), quantity=quantity)
+        await _correlate(shop)
+    async with opening(version("new")) as shop:
+        await shop.settle()
+
+        noted = await listed(shop.query(stream=f"{name}-notes"))
+        assert sorted(event.data["quantity"] for event in noted) == list(range(12))
+        assert (await shop.group.stats())["blocked"] == 0
+
+
 async def _correlate(shop: Any) -> None:
     """Correlate as a worker does, and handle nothing."""
     from fencepost.events.reactions import Correlating, make_group

@@ -20,16 +20,20 @@ from fencepost.client import groups, operations
 from fencepost.client.effects import Call, Operation
 from fencepost.client.errors import (
     CorrelationMovedError,
+    ForbiddenError,
     GroupExistsError,
     LeaseLostError,
     ResponseError,
+    TailMovedError,
 )
 from fencepost.client.group_worker import AWAY
 from fencepost.client.groups import GroupEvent, Lease, LeaseAck, ReplayedEvent, TargetInfo
-from fencepost.client.operations import query_of
+from fencepost.client.http import Request
+from fencepost.client.operations import query_of, stream_target
 from fencepost.client.reading import LogReader, Pages
 from fencepost.client.results import LogEntry
-from fencepost.client.settings import ClientSettings
+from fencepost.client.retry import Kind, exchange
+from fencepost.client.settings import JSON, ClientSettings
 from fencepost.events.codec import CORRELATION
 from fencepost.events.commits import is_event, meta_of
 from fencepost.events.deciding import Deciding
@@ -50,6 +54,8 @@ SPANS_MAX = 1_000
 """Pieces of the log whose targets this process noted by itself, the newest ones."""
 ROWS_MAX = 10_000
 """Targets of other processes that are remembered."""
+ADOPTED, ADOPTED_TTL_S = "$adopted/", 30 * 86_400
+"""Streams that say which events were handled for another target than that of the resolver."""
 PAGES_MAX = 20
 """Pages of the log that are read for the leases of one claim."""
 
@@ -365,7 +371,10 @@ def _react(
         return error, None
     found = drain.registry.matching(recorded, lease.target)
     if not found:
-        found = yield from _adopted(drain, lease, recorded)
+        try:
+            found = yield from _adopted(drain, lease, recorded, unit)
+        except ForbiddenError as error:
+            return error, None
     for reaction in found:
         handled: Handled = yield Call(partial(drain.invoke, reaction, recorded, unit, lease))
         if handled.error is not None:
@@ -373,11 +382,14 @@ def _react(
     return None, None
 
 
-def _adopted(drain: Drain, lease: Lease, event: Recorded[Any]) -> Operation[list[Reaction]]:
+def _adopted(
+    drain: Drain, lease: Lease, event: Recorded[Any], unit: Unit
+) -> Operation[list[Reaction]]:
     """The reactions to an event whose target was another one when it was noted.
 
-    A resolver that has changed since sends the event to a target that was never told of it. Then
-    the target that was told handles it. An event whose target was told is that target's.
+    A resolver that has changed since sends the event to a target that was never told of it. Then a
+    target that was told handles it. Which one that was is written nowhere, so all whose leases
+    cover the event try, and a stream that must be empty lets one of their commits through.
     """
     adopted: list[Reaction] = []
     if drain.correlating.noted_here(event.position):
@@ -386,9 +398,21 @@ def _adopted(drain: Drain, lease: Lease, event: Recorded[Any]) -> Operation[list
         target = drain.registry.target_of(reaction, event)
         if target is None or target == lease.target:
             continue
-        if not (yield from drain.correlating.was_told(target, event.position)):
+        if (yield from drain.correlating.was_told(target, event.position)):
+            continue
+        guard = f"{ADOPTED}{drain.app}/{event.position}/{reaction.name}"
+        if (yield from _is_free(drain.settings, guard)):
+            unit.guard(guard)
             adopted.append(reaction)
     return adopted
+
+
+def _is_free(settings: ClientSettings, guard: str) -> Operation[bool]:
+    """Whether no commit has taken a guard yet; it is made, and forgets itself after a while."""
+    creation = operations.Creation(content_type=JSON, ttl_seconds=ADOPTED_TTL_S)
+    yield from operations.create(settings, guard, creation)
+    answer = yield from exchange(settings, Request("HEAD", stream_target(guard)), Kind.READ)
+    return answer.response.integer("stream-version") == -1
 
 
 def _store(
@@ -405,6 +429,9 @@ def _store(
     except LeaseLostError:
         drain.tell(_crumb(drain, "lost", lease))
         return None
+    except TailMovedError:
+        # Another target has adopted an event of this lease: it comes again, and is found taken.
+        return LeaseAck(token=lease.token, at=lease.at)
     except AWAY:
         raise
     except ResponseError as error:
