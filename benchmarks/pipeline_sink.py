@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=20, help="small micro-batches")
+    parser.add_argument("--wide", type=int, nargs="*", default=[], help="only so many streams")
     parser.add_argument("--data", type=Path, default=None)
     options = parser.parse_args()
     console = Console()
@@ -62,6 +63,10 @@ def main() -> int:
     ):
         work = Path(folder)
         rows = cached_rows(spark, options.rows)
+        if options.wide:
+            wide_rounds(table, rows, server, options.wide, options.rounds)
+            console.print(table)
+            return 0
         batch_rounds(table, rows, server, work, options.rows, options.rounds)
         encode_rounds(table, options.rows, options.rounds)
         query_rounds(table, spark, server, work, options.batches)
@@ -117,6 +122,29 @@ def batch_rounds(
     ratios = [ours / peer for ours, peer in zip(found["Fencepost"], found["Parquet"], strict=True)]
     table.add_row("Fencepost : Parquet", f"{statistics.median(ratios):.2f}", shown(ratios, ".2f"))
     add(table, "server's processor time per million rows", spent, "s", ".2f")
+
+
+def wide_rounds(
+    table: Table, rows: DataFrame, server: Running, widths: list[int], rounds: int
+) -> None:
+    """One batch to so many streams, of which each task has rows for all."""
+    url = f"http://127.0.0.1:{server.port}"
+    names = iter(range(10_000))
+    count = rows.count()
+    found: dict[int, list[float]] = {width: [] for width in widths}
+    for timing in (False, *[True] * rounds):  # the first time starts Python workers
+        for width in widths:
+            number = F.substring("value", 7, 8).cast("long") % width
+            stream = F.concat(F.lit(f"wide/{next(names)}/"), number.cast("string"))
+            wide = rows.withColumn("stream", stream).cache()
+            wide.count()
+            writing = wide.write.format("fencepost").mode("append").option("url", url)
+            seconds = timed(writing.option("autoCreate", "true").save)
+            wide.unpersist()
+            if timing:
+                found[width].append(count / seconds)
+    for width, rates in found.items():
+        add(table, f"batch to {width:,} streams", rates, "rows/s")
 
 
 def encode_rounds(table: Table, count: int, rounds: int) -> None:

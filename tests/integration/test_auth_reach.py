@@ -279,6 +279,22 @@ def test_what_one_principal_stages_is_not_there_for_another(here: Place) -> None
     assert here("bob").get("/v1/stream/bills/1").json() == [SECRET]
 
 
+def test_a_bundle_needs_append_on_every_stream_that_it_is_for(here: Place) -> None:
+    def bundle(*streams: str) -> tuple[int, str]:
+        line = [
+            {"piece": number, "stream": one, "content_type": "application/json", "bytes": 1}
+            for number, one in enumerate(streams)
+        ]
+        body = json.dumps(line) + "\n" + "1" * len(streams)
+        headers = {"Content-Type": "application/vnd.fencepost.bundle"}
+        answer = here("writer").client.post("/v1/staging/wide/p", content=body, headers=headers)
+        return answer.status_code, answer.json().get("code", "")
+
+    assert bundle("orders/1", "orders/2") == (201, "")
+    assert bundle("orders/3", "bills/1") == FORBIDDEN
+    assert bundle("orders/3", "__audit") == (400, "path_reserved")
+
+
 @pytest.mark.parametrize("txn", ["bob\x1fload", "bob/load", "\x1fload", "../bob/load", "load"])
 def test_no_name_of_a_part_reaches_another_principals(here: Place, txn: str) -> None:
     assert stage(here, "bob", "load", SECRET).status_code == 201

@@ -7,9 +7,9 @@ turns the answer into a typed result. What reads more than one answer is in `rea
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -478,6 +478,50 @@ def stage(
     request = Request("POST", target, (("Content-Type", content_type),), body)
     answer = yield from exchange(settings, request, Kind.WRITE)
     return decoded(answer.response, Staged)
+
+
+BUNDLE = "application/vnd.fencepost.bundle"
+"""The type of an upload that holds chunks of many parts."""
+
+
+class BundledChunk(NamedTuple):
+    """A chunk of a bundle: of the part `PART.piece`, for a stream that may be appended to."""
+
+    piece: int
+    chunk: int
+    stream: str
+    content_type: str
+    body: bytes
+
+
+def stage_bundle(
+    settings: ClientSettings, txn: str, part: str, chunks: Sequence[BundledChunk]
+) -> Operation[Staged]:
+    """Upload chunks of many parts at once."""
+    index = [
+        {
+            "piece": chunk.piece,
+            "chunk": chunk.chunk,
+            "stream": chunk.stream,
+            "content_type": chunk.content_type,
+            "bytes": len(chunk.body),
+        }
+        for chunk in chunks
+    ]
+    body = b"".join((msgspec.json.encode(index), b"\n", *(chunk.body for chunk in chunks)))
+    headers = (("Content-Type", BUNDLE),)
+    request = Request("POST", target_of(f"/v1/staging/{txn}/{part}"), headers, body)
+    answer = yield from exchange(settings, request, Kind.WRITE)
+    return decoded(answer.response, Staged)
+
+
+def unstage_pieces(
+    settings: ClientSettings, txn: str, part: str, first: int, count: int
+) -> Operation[None]:
+    """Drop parts of a bundle that no commit used; those that are not there are passed over."""
+    query = (("first", str(first)), ("pieces", str(count)))
+    target = target_of(f"/v1/staging/{txn}/{part}", query)
+    yield from exchange(settings, Request("DELETE", target), Kind.WRITE)
 
 
 def plan(settings: ClientSettings, query: Iterable[tuple[str, str]]) -> Operation[Plan]:

@@ -29,6 +29,8 @@ class Limits:
     """Staged parts that one commit may name."""
     writer_text_max: int = 256
     """Characters of a writer's query, and of the digest of a batch."""
+    bundle_pieces_max: int = 512
+    """Chunks that one upload of a bundle may hold, and parts that one request may drop."""
     part_chunks_max: int = 16_384
     """Chunks of one staged part."""
     messages_per_append_max: int = 100_000

@@ -57,12 +57,10 @@ from fencepost.pipeline.sink.identity import (
     start_file,
 )
 from fencepost.pipeline.sink.options import SinkOptions
-from fencepost.pipeline.sink.upload import StagedPart, drop
+from fencepost.pipeline.sink.upload import COMMIT_STREAMS_MAX, SMALLER, StagedPart, drop
 
 log = logging.getLogger("fencepost.pipeline.sink")
 
-COMMIT_STREAMS_MAX = 100_000
-"""Streams that one batch may write to: the appends of one commit."""
 COMMIT_PARTS_MAX = 100_000
 """Parts of one batch: tasks times the streams each of them writes to."""
 COMMIT_BYTES_MAX = 64 << 30
@@ -70,9 +68,6 @@ COMMIT_BYTES_MAX = 64 << 30
 RECOVER = (
     "Start the query with its newest checkpoint. If that is lost, `fencepost pipeline recover`"
     " shows the options from which nothing is lost or written twice"
-)
-SMALLER = (
-    "set maxRowsPerTrigger (or maxBytesPerTrigger) of the source lower, so that batches shrink"
 )
 
 

@@ -2,11 +2,17 @@
 
 A part is uploaded in numbered chunks. No reader sees it until a commit names it; a part that is not
 named in time expires. `part_refused` says why a commit cannot use a part.
+
+A bundle is one upload with chunks of many parts, for writers to thousands of streams. Its first
+line says of each chunk which stream it is for, its type, its length and its piece; the chunks
+follow, one behind the other. Piece 7 of a bundle that is uploaded to TXN/p is the part TXN/p.7, as
+if it had been uploaded to there, so commits know nothing of bundles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -23,12 +29,13 @@ from fencepost.protocol.commits import (
     PartUsed,
     UnstageOutcome,
 )
+from fencepost.protocol.grants import APPEND
 from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.streams import media_type
 from fencepost.server import access
 from fencepost.server.handlers import parsing, rendering
-from fencepost.server.handlers.parsing import RefusedError, bad
+from fencepost.server.handlers.parsing import INTEGER_MAX, RefusedError, bad, decoded
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
 from fencepost.store.contract import (
@@ -44,7 +51,45 @@ from fencepost.store.contract import (
 )
 
 Respond = Callable[[Response], None]
+BUNDLE = "application/vnd.fencepost.bundle"
+INDEX_BYTES_MAX = 1 << 20
 PartRefusal = PartMissing | PartUsed | PartIncomplete | PartOverfull | PartMismatch | PartTwice
+
+
+class _Piece(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of the index of a bundle."""
+
+    piece: int
+    stream: str
+    content_type: str
+    bytes: int
+    chunk: int = 0
+
+
+_INDEX = msgspec.json.Decoder(list[_Piece])
+
+
+class _Answers:
+    """The answers to the chunks of a bundle, as one; the first refusal stands for all."""
+
+    def __init__(self, uploads: list[Upload], answer: Respond) -> None:
+        self._left = len(uploads)
+        self._answer = answer
+        self._messages = sum(upload.batch.messages for upload in uploads)
+        self._bytes = sum(upload.batch.size for upload in uploads)
+        self._first = uploads[0]
+        self._refusal: Response | None = None
+        self._repeated = True
+
+    def take(self, upload: Upload, outcome: StageOutcome | Failed | Unknown) -> None:
+        if isinstance(outcome, Staged):
+            self._repeated = self._repeated and outcome.repeated
+        elif self._refusal is None:
+            self._refusal = _staged(upload, outcome)
+        self._left -= 1
+        if self._left == 0:
+            whole = Staged(self._messages, self._bytes, self._repeated)
+            self._answer(self._refusal or _staged(self._first, whole))
 
 
 class Staging:
@@ -58,6 +103,13 @@ class Staging:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
+        kind = parsing.content_type(request, self._limits)
+        if kind is not None and media_type(kind) == BUNDLE:
+            uploads = self._parse_bundle(request, raw)
+            answers = _Answers(uploads, answer)
+            for upload in uploads:
+                self._store.stage(upload, partial(answers.take, upload))
+            return
         upload = self._parse_upload(request, raw)
         self._store.stage(upload, lambda outcome: answer(_staged(upload, outcome)))
 
@@ -65,9 +117,25 @@ class Staging:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
-        Parameters(request, once=(), repeatable=())  # it is dropped as a whole
+        asked = Parameters(request, once=("first", "pieces"), repeatable=())
+        most = self._limits.bundle_pieces_max
+        pieces = asked.integer("pieces", "pieces_invalid", least=1, most=most, default=None)
         part = self._part(request, raw)
-        self._store.unstage(part, lambda outcome: answer(_unstaged(outcome)))
+        if pieces is None:
+            self._store.unstage(part, lambda outcome: answer(_unstaged(outcome)))
+            return
+        first = asked.integer("first", "pieces_invalid", least=0, most=INTEGER_MAX, default=0)
+        outcomes: list[UnstageOutcome | Failed | Unknown] = []
+
+        def dropped(outcome: UnstageOutcome | Failed | Unknown) -> None:
+            outcomes.append(outcome)
+            if len(outcomes) == pieces:
+                # What was not there need not be dropped.
+                kept = [one for one in outcomes if not isinstance(one, PartDropped | PartMissing)]
+                answer(_unstaged(kept[0] if kept else PartDropped()))
+
+        for number in range(first or 0, (first or 0) + pieces):
+            self._store.unstage(_piece_of(part, number), dropped)
 
     def _part(self, request: Request, raw: bytes) -> Part:
         """The part that a request is about, as the store knows it."""
@@ -91,6 +159,52 @@ class Staging:
         if batch is None:
             raise bad("body_empty", "a chunk holds at least one message")
         return Upload(named, ordinal, media, batch, digest(media, False, batch.data))
+
+    def _parse_bundle(self, request: Request, raw: bytes) -> list[Upload]:
+        named = self._part(request, raw)
+        Parameters(request, once=(), repeatable=())
+        end = request.body.find(b"\n", 0, INDEX_BYTES_MAX)
+        if end < 0:
+            raise bad("bundle_invalid", "a bundle begins with a line of JSON: its index")
+        index = decoded(_INDEX, request.body[:end], "bundle_invalid", "is no index of a bundle")
+        if not index:
+            raise bad("bundle_invalid", "a bundle holds at least one chunk")
+        if len(index) > self._limits.bundle_pieces_max:
+            most = self._limits.bundle_pieces_max
+            raise commit_too_large("pieces of a bundle", "bundle_pieces_max", most)
+        at = end + 1
+        uploads = []
+        for entry in index:
+            uploads.append(self._parse_piece(request, named, entry, at))
+            at += entry.bytes
+        if at != len(request.body):
+            raise bad("bundle_invalid", "there are bytes behind the last chunk of the index")
+        if len({(upload.part, upload.ordinal) for upload in uploads}) < len(uploads):
+            raise bad("bundle_invalid", "a bundle holds every chunk once")
+        return uploads
+
+    def _parse_piece(self, request: Request, named: Part, entry: _Piece, at: int) -> Upload:
+        """One chunk of a bundle, for a stream that the principal may append to."""
+        stream = parsing.check_path(entry.stream)
+        if request.principal is not None:
+            access.require(request.principal, APPEND, stream)
+        if not 0 <= entry.piece <= INTEGER_MAX or not entry.chunk >= 0 or entry.bytes < 1:
+            raise bad("bundle_invalid", "piece and chunk are from 0 on, and bytes from 1 on")
+        if entry.chunk >= self._limits.part_chunks_max:
+            raise commit_too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
+        media = media_type(parsing.check_content_type(entry.content_type, self._limits))
+        body = request.body[at : at + entry.bytes]
+        if len(body) < entry.bytes:
+            raise bad("bundle_invalid", "the body ends before the last chunk of the index")
+        batch = parsing.batch_of(body, media, self._limits)
+        if batch is None:
+            raise bad("body_empty", f"a chunk for {stream!r} holds no message")
+        part = _piece_of(named, entry.piece)
+        return Upload(part, entry.chunk, media, batch, digest(media, False, batch.data))
+
+
+def _piece_of(part: Part, piece: int) -> Part:
+    return Part(part.txn, f"{part.part}.{piece}")
 
 
 def _staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Response:
