@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -23,7 +23,6 @@ import msgspec
 import pyspark
 
 from fencepost.pipeline.java import find_java
-from tests.faults.pipeline_query import Job
 
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -180,18 +179,25 @@ def children_of(parent: int) -> list[int]:
     return [int(pid) for pid, ppid in pairs if int(ppid) == parent]
 
 
-def start_driver(job: Job, folder: Path) -> Process:
-    """A driver that runs the query of `pipeline_query.py` until it is killed or fails."""
-    command = [
-        *(sys.executable, "-m", "tests.faults.pipeline_query"),
-        msgspec.json.encode(job).decode(),
-    ]
-    environment = {
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+"""Where drivers and executors import the modules of the tests from."""
+
+
+def start_driver(
+    job: msgspec.Struct,
+    folder: Path,
+    module: str = "tests.faults.pipeline_query",
+    environment: Mapping[str, str] | None = None,
+) -> Process:
+    """A driver that runs what the module says until it is killed or fails."""
+    command = [sys.executable, "-m", module, msgspec.json.encode(job).decode()]
+    given = {
+        "PYTHONPATH": PATHS,
         "PYTHONUNBUFFERED": "1",
         "PYSPARK_PYTHON": sys.executable,
+        **(environment or {}),
     }
-    return Process(command, environment, folder)
+    return Process(command, given, folder)
 
 
 @contextlib.contextmanager

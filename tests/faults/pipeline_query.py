@@ -30,6 +30,7 @@ from fencepost.pipeline import session
 from fencepost.pipeline.audit import audit
 
 FAILED = 3
+SINK_NAME = "kills"
 AUDITED = "audited: "
 POLL_SECONDS = 1
 SPECULATION_SECONDS_MAX = 20.0
@@ -49,6 +50,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     it has done so once, slower."""
     attempts_file: str = ""
     """Where a slow partition notes which attempt it is."""
+    starting_position: str = "earliest"
+    new_checkpoint: bool = False
+    """Whether the query may go on under the name of another one."""
     audit_file: str = ""
     """Once this file is there, it is removed, and everything audited."""
     conf: dict[str, Any] = {}
@@ -65,7 +69,8 @@ def main(job: Job) -> int:
         .option("checkpointLocation", job.checkpoint)
     )
     if job.sink == "fencepost":
-        query = query.option("sinkName", "kills").option("autoCreate", "true")
+        query = query.option("sinkName", SINK_NAME).option("autoCreate", "true")
+        query = query.option("allowNewCheckpoint", job.new_checkpoint)
     running = query.start()
     say("started")
     try:
@@ -92,7 +97,7 @@ def transformed(spark: SparkSession, job: Job) -> DataFrame:
         spark.readStream.format("fencepost")
         .option("url", job.url)
         .option("match", "in/*")
-        .option("startingPosition", "earliest")
+        .option("startingPosition", job.starting_position)
         .option("maxRowsPerTrigger", job.rows_per_batch)
         .option("minPartitions", 2)
         .load()

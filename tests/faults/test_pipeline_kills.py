@@ -25,8 +25,9 @@ import pytest
 import fencepost
 from fencepost.pipeline.audit.reports import Report
 from fencepost.pipeline.lag import lag, reached
+from fencepost.pipeline.recovery import recovery
 from tests.faults.pipeline_cluster import Cluster, Process, start_driver
-from tests.faults.pipeline_query import AUDITED, FAILED, Job
+from tests.faults.pipeline_query import AUDITED, FAILED, SINK_NAME, Job
 from tests.pipeline.sink_support import messages, waiting_parts
 from tests.serving import ServerProcess
 
@@ -85,6 +86,13 @@ class Pipeline:
                 for start in range(0, ROWS_PER_KEY, 7):
                     stream.append_many(rows[start : start + 7], auto_create=True)
         self.fed += ROWS_PER_KEY
+
+    def feed_little(self) -> None:
+        """One row more for every key."""
+        with fencepost.connect(self.server.url) as client:
+            for key in KEYS:
+                client.stream(f"in/{key}").append({"key": key, "n": self.fed})
+        self.fed += 1
 
     def output(self) -> dict[str, list[int]]:
         """What was written for each key, in order."""
@@ -363,6 +371,81 @@ def test_a_driver_that_slept_while_another_took_over_is_fenced(tmp_path: Path) -
             sleeper.end()
             if other is not None:
                 other.end()
+
+
+@pytest.mark.soak  # tests/pipeline/test_sink_ranges.py is the short form
+def test_an_older_checkpoint_fails_and_what_recover_says_loses_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    """A copy of the checkpoint is restored after the query has gone on without it.
+
+    Its next batch is planned over more rows than the batch of that number had. The query must fail,
+    at every start, and must not take it for written; then a new checkpoint goes on behind.
+    """
+    with ServerProcess(tmp_path / "data") as server:
+        job = job_for(LOCAL, server.url, tmp_path)
+        pipeline = Pipeline(server, job, tmp_path)
+        checkpoint, copy = Path(job.checkpoint), tmp_path / "copy"
+        pipeline.feed()
+        pipeline.start()
+        try:
+            pipeline.finish()
+            pipeline.rest()
+            pipeline.end()
+            shutil.copytree(checkpoint, copy)
+            pipeline.start()
+            # Batches of less than a batch may have: the restored query plans more into the first.
+            for _ in range(2):
+                pipeline.feed_little()
+                pipeline.finish()
+            pipeline.rest()
+            pipeline.end()
+            shutil.rmtree(checkpoint)
+            shutil.copytree(copy, checkpoint)
+
+            for _ in range(2):
+                failed = pipeline.start()
+                wait_for(lambda: ended(pipeline), "the end of a query with an old checkpoint")
+                assert failed.wait() == FAILED, failed.output
+                assert "OldCheckpointError" in failed.output, failed.output
+                pipeline.check()
+
+            with fencepost.connect(server.url) as client:
+                found = recovery(client, SINK_NAME)
+            pipeline.job = msgspec.structs.replace(
+                job,
+                checkpoint=str(tmp_path / "new"),
+                starting_position=found.source_options["startingPosition"],
+                new_checkpoint=True,
+            )
+            pipeline.feed()
+            pipeline.start()
+            pipeline.prove()
+        finally:
+            pipeline.end()
+
+
+@pytest.mark.soak
+def test_a_checkpoint_that_was_moved_is_gone_on_with(tmp_path: Path) -> None:
+    """The query is the one that the checkpoint names, wherever its folder is."""
+    with ServerProcess(tmp_path / "data") as server:
+        job = job_for(LOCAL, server.url, tmp_path)
+        pipeline = Pipeline(server, job, tmp_path)
+        pipeline.feed()
+        pipeline.start()
+        try:
+            pipeline.wait_until(lambda: pipeline.written() > 0, "the first rows")
+            pipeline.feed()
+            pipeline.end()  # killed, in a batch or between two
+            moved = tmp_path / "elsewhere" / "checkpoint"
+            moved.parent.mkdir()
+            shutil.move(job.checkpoint, moved)
+            pipeline.job = msgspec.structs.replace(job, checkpoint=str(moved))
+            pipeline.feed()
+            pipeline.start()
+            pipeline.prove()
+        finally:
+            pipeline.end()
 
 
 def ended(pipeline: Pipeline) -> bool:
