@@ -25,6 +25,8 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE = ("true", "false")
 _SECRET = ("token",)
+_OF_TABLES = "provider"
+"""What Spark gives as an option when it makes a table for its catalog."""
 _FROM_SPARK = ("checkpointLocation", "queryName")
 """Options that Spark itself adds to those of a stream."""
 
@@ -135,6 +137,12 @@ class Options:
 
     def refuse_others(self, hints: Mapping[str, str] | None = None) -> None:
         """Refuse options that were given and never asked for; `hints` explain some of them."""
+        if _OF_TABLES in self._given and _OF_TABLES not in self._asked:
+            raise OptionError(
+                "CREATE TABLE cannot be used: Spark keeps such a table without the options that it"
+                " takes to write to it. In SQL, read with CREATE TEMPORARY VIEW name USING"
+                " fencepost OPTIONS (...); write with df.write.format('fencepost')"
+            )
         for name in self._given:
             if name in self._asked:
                 continue
