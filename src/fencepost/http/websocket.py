@@ -27,7 +27,7 @@ _SLICE_BYTES = 4 * 1024
 """Frames are parsed in slices. One of them holds some hundred frames at most: milliseconds."""
 _TURN_FRAMES_MAX = 256
 """After so many frames of one connection the others have their turn."""
-_REASON_BYTES_MAX = 123
+REASON_BYTES_MAX = 123
 
 # The library tells of every connection that ends; the front end counts them.
 _quiet = logging.getLogger("fencepost.http.websocket")
@@ -135,7 +135,7 @@ class Frames:
     def close(self, code: int, reason: bytes = b"") -> None:
         """Begin to close. A reason that is too long is cut between two characters."""
         if self.is_open:
-            text = reason[:_REASON_BYTES_MAX].decode(errors="ignore")
+            text = reason[:REASON_BYTES_MAX].decode(errors="ignore")
             self._protocol.send_close(code, text)
 
     def outgoing(self) -> tuple[list[bytes], bool]:

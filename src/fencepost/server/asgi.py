@@ -69,7 +69,7 @@ class ASGIApp:
             case "lifespan":
                 await self._lifespan(receive, send)
             case "websocket":
-                await send({"type": "websocket.close", "code": 1000})
+                await self._websocket(scope, receive, send)
             case other:
                 raise ValueError(f"an ASGI scope of type {other!r} is not served here")
 
@@ -101,20 +101,15 @@ class ASGIApp:
         if isinstance(body, Response):
             await _send(send, body, head_only)
             return
-        client = scope.get("client")
-        path = raw_path(scope)
-        request = Request(
-            scope["method"],
-            path,
-            scope.get("query_string", b""),
-            headers,
-            body,
-            repeated=repeated,
-            scheme=scope.get("scheme", "http"),
-            peer=client[0] if client else "",
-            root=_mount(scope, path),
-        )
-        await self._exchange(request, receive, send)
+        await self._exchange(_request(scope, headers, repeated, body), receive, send)
+
+    async def _websocket(self, scope: Message, receive: Receive, send: Send) -> None:
+        # The library behind it takes a while to load, and many programs never need it.
+        from fencepost.server.asgi_websocket import serve_websocket
+
+        headers, repeated = _headers(scope)
+        request = _request(scope, headers, repeated, b"")
+        await serve_websocket(self._app, request, scope.get("extensions"), receive, send)
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | Response | None:
         """The whole body, the answer to one that is too large, or None for a client that left."""
@@ -170,6 +165,25 @@ class ASGIApp:
                 answered.cancel()
                 if work is not None:
                     work.cancel()
+
+
+def _request(
+    scope: Message, headers: dict[bytes, bytes], repeated: frozenset[bytes], body: bytes
+) -> Request:
+    client = scope.get("client")
+    path = raw_path(scope)
+    scheme: str = scope.get("scheme", "http")
+    return Request(
+        scope.get("method", "GET"),
+        path,
+        scope.get("query_string", b""),
+        headers,
+        body,
+        repeated=repeated,
+        scheme={"ws": "http", "wss": "https"}.get(scheme, scheme),
+        peer=client[0] if client else "",
+        root=_mount(scope, path),
+    )
 
 
 def _mount(scope: Message, below: bytes) -> bytes:

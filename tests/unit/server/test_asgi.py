@@ -313,11 +313,22 @@ async def test_a_start_that_fails_is_told_to_the_host() -> None:
     assert host.sent == [{"type": "lifespan.startup.failed", "message": "no disk"}]
 
 
-async def test_a_websocket_is_closed_and_anything_else_is_an_error() -> None:
-    host = Host({"type": "websocket.connect"})
-    await ASGIApp(ScriptedApp())({"type": "websocket"}, host.receive, host.send)
-    assert host.sent == [{"type": "websocket.close", "code": 1000}]
+async def test_a_websocket_that_is_refused_is_answered_as_the_host_can() -> None:
+    scope = {"type": "websocket", "path": "/a", "raw_path": b"/a", "headers": [], "scheme": "ws"}
+    plain, able = Host({"type": "websocket.connect"}), Host({"type": "websocket.connect"})
 
+    await ASGIApp(ScriptedApp())(scope, plain.receive, plain.send)
+    extended = {**scope, "extensions": {"websocket.http.response": {}}}
+    await ASGIApp(ScriptedApp())(extended, able.receive, able.send)
+
+    assert plain.sent == [{"type": "websocket.close", "code": 1008}]
+    start, body = able.sent
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 200)
+    assert body["body"].startswith(b"GET /a")
+
+
+async def test_anything_else_is_an_error() -> None:
+    host = Host()
     with pytest.raises(ValueError, match="carrier-pigeon"):
         await ASGIApp(ScriptedApp())({"type": "carrier-pigeon"}, host.receive, host.send)
 
