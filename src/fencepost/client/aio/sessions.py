@@ -117,7 +117,8 @@ class AsyncInboxDelivery:
     async def ack(self, at: int | None = None) -> bool:
         """Acknowledge everything up to the position `at`, or all of it and what came before.
 
-        False: the connection was lost, or another session has the inbox; the entries come again.
+        False: the connection was lost, or another session has the inbox; the entries may come
+        again, there or here.
         """
         position = self.entries[-1].position if at is None else at
         return await self._session.acknowledge(self._link, self._token, position)
