@@ -14,12 +14,13 @@ import pytest
 
 import fencepost
 from fencepost.client.aio.sessions import AsyncMeshSession
-from tests.engines import server_at
+from tests.engines import POSTGRES, SQLITE, emptied, server_at
 from tests.faults.proxy import Proxy, Trouble
 from tests.serving import ServerProcess
 
 RETRIES = fencepost.Retries(delay_seconds_min=0.01, delay_seconds_max=0.1)
 SECONDS_MAX = 60.0
+KILLS = 3
 
 
 @pytest.fixture(scope="module")
@@ -211,24 +212,35 @@ async def test_cut_connections_lose_and_double_nothing(
     assert set(came) == wanted
 
 
-async def test_a_killed_server_is_survived(tmp_path: Path) -> None:
-    with server_at(tmp_path) as server:
+@pytest.mark.parametrize("store", [SQLITE, POSTGRES])
+async def test_a_server_that_is_killed_again_and_again_is_survived(
+    tmp_path: Path, store: str
+) -> None:
+    with emptied(store, tmp_path) as place, server_at(place) as server:
         async with fencepost.connect_async(server.url, retries=RETRIES) as client:
             await made(client, "kept", "prefer_oldest")
+            sends = []
             async with client.mesh("kept").session("ann") as session:
-                before = [
-                    await session.send("topic:news", "x", id=f"m-{n}", sender="bob")
-                    for n in range(200)
-                ]
-                server.kill()
-                after = await session.send("topic:news", "x", id="m-200", sender="bob")
-                server.restart()
-                receipts = [await pending.receipt() for pending in (*before, after)]
-                came = await taken(session, {f"m-{n}" for n in range(201)})
+                for kill in range(KILLS):
+                    # It is connected again once this one is answered, and so each kill hits it.
+                    first = await session.send("topic:news", "x", id=f"a-{kill}", sender="bob")
+                    await first.receipt()
+                    sends += [
+                        await session.send("topic:news", "x", id=f"m-{kill}-{n}", sender="bob")
+                        for n in range(100)
+                    ]
+                    server.kill()
+                    late = await session.send("topic:news", "x", id=f"z-{kill}", sender="bob")
+                    sends += [first, late]
+                    server.restart()
+                receipts = [await pending.receipt() for pending in sends]
+                came = await taken(session, {receipt.client_message_id for receipt in receipts})
+                reconnects = session.reconnects
             report = await client.mesh("kept").check()
 
-    assert len({receipt.history_id for receipt in receipts}) == 201
-    assert set(came) == {f"m-{n}" for n in range(201)}
+    assert len({receipt.history_id for receipt in receipts}) == 102 * KILLS
+    assert len(set(came)) == 102 * KILLS
+    assert reconnects >= KILLS
     assert report.findings == []
 
 

@@ -71,6 +71,48 @@ def test_the_priority_of_a_message_is_that_of_its_lease(shop: Shop) -> None:
     assert [row["priority"] for row in rows] == [-1, 0, 1, -1]
 
 
+def test_an_urgent_message_overtakes_those_that_wait(shop: Shop) -> None:
+    for number in range(20):
+        shop.send(f"low-{number}", kind="queue", ref="jobs", priority="low")
+    shop.send("next", kind="queue", ref="jobs")
+    shop.send("urgent", kind="queue", ref="jobs", priority="now")
+    shop.send("newest", kind="queue", ref="jobs", priority="low")
+
+    first = ids(claim(shop, "queue:jobs", streams_max=4))
+
+    # One of four is the oldest of all, one the newest: no message waits for ever.
+    assert {"urgent", "low-0", "newest"} <= set(first)
+    assert "next" in [*first, *ids(claim(shop, "queue:jobs", streams_max=4))]
+
+
+def test_a_message_that_cannot_be_handled_is_parked_and_replayed(shop: Shop) -> None:
+    root = f"/v1/groups/mesh:{shop.name}:queue:jobs"
+    shop.send("poison", kind="queue", ref="jobs")
+    shop.send("good", kind="queue", ref="jobs")
+    leases = claim(shop, "queue:jobs").json()["leases"]
+    items = []
+    for lease in leases:
+        [event] = lease["events"]
+        item = {"token": lease["token"], "at": lease["read_to"]}
+        if event["data"]["client_message_id"] == "poison":
+            failure = {"position": event["position"], "error": "bad", "permanent": True}
+            item = {"token": lease["token"], "failure": failure}
+        items.append(item)
+    acked = shop.http.post(f"{root}/ack", json={"items": items}).json()
+
+    assert sorted(item["outcome"] for item in acked["items"]) == ["acked", "parked"]
+    assert ids(claim(shop, "queue:jobs")) == []
+    [parked] = shop.http.get(f"{root}/parked").json()["parked"]
+    assert parked["error"] == "bad"
+    assert shop.http.post(f"{root}/replay", json={"filter": {}}).json()["changed"] == 1
+    [lease] = claim(shop, "queue:jobs").json()["leases"]
+    [event] = lease["events"]
+    assert (event["data"]["client_message_id"], event["replayed"]) == ("poison", True)
+    done = {"token": lease["token"], "replayed": [{"position": event["position"]}]}
+    assert shop.http.post(f"{root}/ack", json={"items": [done]}).status_code == 200
+    assert shop.http.get(f"{root}/parked").json()["parked"] == []
+
+
 def test_a_message_is_done_when_it_is_acked(shop: Shop) -> None:
     shop.send("q-1", kind="queue", ref="jobs")
     [lease] = claim(shop, "queue:jobs").json()["leases"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ import fencepost
 from tests.engines import POSTGRES, emptied, server_at
 from tests.integration.auth_support import ROOT, place, principal, token
 from tests.integration.mesh_support import Shop
+from tests.integration.test_auth_jwt import AUDIENCE, ISSUER, jwks, signed
 from tests.integration.test_sessions import session
 
 MESH = ("__mesh/shop", ["read"])
@@ -62,6 +64,33 @@ def test_a_session_has_the_grants_of_http(tmp_path: Path) -> None:
     assert [message["sender"] for message in held] == ["sender"]
     assert strange.value.response.status_code == 403
     assert unknown.value.response.status_code == 401
+
+
+def test_a_session_ends_with_the_token_that_began_it(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text(jwks())
+    workers = {
+        "name": "workers",
+        "subjects": ["worker-*"],
+        "grants": [{"streams": ["__mesh/shop"], "verbs": ["read"]}],
+    }
+    with place(
+        tmp_path / "data",
+        ROOT,
+        workers,
+        jwt_keys=tmp_path / "keys.json",
+        jwt_issuer=ISSUER,
+        jwt_audience=AUDIENCE,
+        jwt_leeway_s=1,
+    ) as found:
+        Shop(found("root").client, "shop")
+        shop = _View(found("root").client)
+        bearer = signed(exp=int(time.time()) + 2)
+        with session(shop, additional_headers={"Authorization": f"Bearer {bearer}"}) as raw:
+            raw.hello()
+            close, kind, said = raw.end()
+
+    assert (close, kind) == (1008, "unauthorized")
+    assert "expired" in said["detail"]
 
 
 def test_a_claim_that_takes_needs_the_verb_read_too(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ class AsyncWire:
 
     async def send(self, head: bytes, body: bytes | bytearray, seconds: float) -> None:
         """Send a request, within `seconds`."""
+        if self._writer.is_closing():
+            # Another task has noticed that the connection is gone; uvloop would not say it so.
+            raise ConnectionFailedError("the connection is closed", sent=True)
         self._writer.write(head)
         if body:
             self._writer.write(body)

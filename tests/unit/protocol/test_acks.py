@@ -67,6 +67,17 @@ def test_an_ack_moves_at_and_ends_the_lease() -> None:
     assert row.has_work
 
 
+def test_an_ack_may_keep_the_lease_unless_something_failed() -> None:
+    kept = decided(leased(), Ack(4, at=6, keep_ms=700)).row
+    failed = decided(leased(), Ack(4, failure=BOOM, keep_ms=700)).row
+
+    assert kept is not None
+    assert failed is not None
+    assert (kept.token, kept.worker) == (4, leased().worker)
+    assert (kept.at, kept.lease_until_ms) == (6, NOW_MS + 700)
+    assert failed.worker is None
+
+
 def test_an_older_at_is_no_error_and_moves_nothing() -> None:
     decision = decided(leased(at=6), Ack(4, at=2))
 

@@ -18,6 +18,8 @@ from fencepost.protocol.leases import (
     Correlated,
     CorrelationDecision,
     CorrelationMoved,
+    InboxHeld,
+    InboxShared,
     LeaseRef,
     Target,
     check_lease,
@@ -25,12 +27,14 @@ from fencepost.protocol.leases import (
     decide_correlate,
     decide_release,
     decide_renew,
+    decide_take,
     lease_is_current,
     message_target,
     next_due_ms,
     next_share,
     share_slots,
 )
+from fencepost.protocol.meshes import Policy
 from tests.unit.protocol.group_samples import LEASE_MS, NOW_MS, group, leased, waiting
 
 BOB = Claim("bob", streams_max=10, lease_ms=LEASE_MS)
@@ -53,6 +57,31 @@ def test_a_claim_takes_a_target_with_work_and_its_number_grows() -> None:
     assert taken.row == waiting(
         token=4, worker="bob", lease_until_ms=NOW_MS + LEASE_MS, updated_ms=NOW_MS
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "worker", "now_ms", "taken"),
+    [
+        ("prefer_newest", "bob", NOW_MS, True),
+        ("prefer_oldest", "bob", NOW_MS, InboxHeld()),
+        ("prefer_oldest", leased().worker, NOW_MS, True),
+        ("prefer_oldest", "bob", EXPIRED_MS * 2, True),
+        ("allow_concurrent", "bob", NOW_MS, InboxShared()),
+    ],
+)
+def test_the_policy_says_who_gets_an_inbox(
+    policy: Policy, worker: str, now_ms: int, taken: object
+) -> None:
+    asked = Claim(worker, 1, LEASE_MS, take=True)
+
+    decision = decide_take(leased(), asked, policy=policy, now_ms=now_ms)
+
+    if taken is not True:
+        assert decision == taken
+        return
+    assert isinstance(decision, ClaimDecision)
+    [lease] = decision.leases
+    assert (lease.row.worker, lease.row.token) == (worker, leased().token + 1)
 
 
 @pytest.mark.parametrize(

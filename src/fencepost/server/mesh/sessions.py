@@ -227,6 +227,8 @@ class Session:
         self._pinged_ms: int | None = None
         self._renewed_ms = self._opened_ms
         self._task: asyncio.Task[None] | None = None
+        self._is_taking = False
+        """Whether the lease of an inbox is on its way: it must arrive to be given back."""
         self._draining = False
         self._ended = False
         self.inbox: SharedInbox | None = None
@@ -257,8 +259,7 @@ class Session:
             return
         self._draining = True
         self._socket.pause()
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
         self._end_when_drained()
 
     def closed(self, closed: object) -> None:  # noqa: ARG002 - the receiver's signature
@@ -379,7 +380,9 @@ class Session:
         inbox = LeasedInbox(behind, member, self._deliver, known, self.end)
         clock = self._sessions.clock
         worker = hello.worker or f"session:{ulid(clock.wall_ms(), clock.token(10))}"
+        self._is_taking = True
         close = await inbox.take(worker)
+        self._is_taking = False
         if close is not None:
             return close
         if self._ended:
@@ -461,8 +464,12 @@ class Session:
         if self.inbox is not None:
             self.inbox.release()
         self._sessions.left(self, close)
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        task = self._task
+        if task is not None and not self._is_taking and task is not asyncio.current_task():
+            task.cancel()
 
 
 def _name(principal: Principal | None) -> str:
