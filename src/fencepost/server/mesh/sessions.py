@@ -173,7 +173,10 @@ class Sessions:
         """Look after all sessions until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                log.exception("looking after sessions failed and will be tried again")
 
     def tick(self) -> None:
         """Look at every session once: its token, its silence, its lease."""
