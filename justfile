@@ -40,6 +40,10 @@ faults $FENCEPOST_FAULT_KILLS="200":
     ./test tests/faults --timeout 3600
     ./test tests -m soak --ignore tests/faults --timeout 3600
 
+# One simulated world of the store, or LIVES power losses of it: SEED [LIVES]; a night: 0 100000.
+simulate *ARGS:
+    {{ bin }}/python -m tests.simulation.simulation {{ ARGS }}
+
 # Numbers, beside the reference server in the same run.
 bench *ARGS:
     {{ bin }}/python -m benchmarks {{ ARGS }}
