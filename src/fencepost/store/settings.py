@@ -93,6 +93,8 @@ class PostgresSettings(StoreSettings):
     """The database, as libpq takes it: postgresql://user:password@host/name."""
     connect_timeout_s: int = 5
     """How long a connection may take to be made."""
+    start_wait_ms: int = 60_000
+    """How long a start waits for a database that is shutting down or starting up; 0: not at all."""
     turn_wait_ms: int = 10_000
     """How long a node waits for its turn to write before it says that the store is away."""
     turn_idle_ms: int = 10_000

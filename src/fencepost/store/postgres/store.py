@@ -45,7 +45,7 @@ from fencepost.store.large.commits import LargeCommits
 from fencepost.store.mesh_contract import SendRequest
 from fencepost.store.postgres.cache import BulkLoader, Cache
 from fencepost.store.postgres.cluster.feed import Feed, Notifier
-from fencepost.store.postgres.driver.connection import PostgresConnection, connect
+from fencepost.store.postgres.driver.connection import PostgresConnection, connect, is_away
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.commits import LargeCommit
 from fencepost.store.postgres.migrate import migrate
@@ -65,6 +65,9 @@ Listener = Callable[[Sequence[Published]], None]
 
 _HELD = object()
 """The answer when a stream cannot be ended now, because a large commit holds it."""
+
+START_RETRY_S = 0.25
+"""How long a start waits before it tries again to reach a database that is changing."""
 
 
 class PostgresStore(WriteFront):
@@ -136,8 +139,19 @@ class PostgresStore(WriteFront):
         `simulated` lets `clock` and not the database say what time it is, for tests.
         """
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, partial(_prepare, settings, migrating=migrating))
-        return cls(settings, clock, simulated=simulated)
+        ends = loop.time() + settings.start_wait_ms / 1000
+        is_changing = False
+        while True:
+            try:
+                await loop.run_in_executor(None, partial(_prepare, settings, migrating=migrating))
+                return cls(settings, clock, simulated=simulated)
+            except psycopg.Error as error:
+                # A database that is being restarted says so, and then nothing listens for a while.
+                is_changing = is_changing or _is_changing(error)
+                if not (is_changing and is_away(error)) or loop.time() >= ends:
+                    raise
+                log.warning("waiting for the database: %s", " ".join(str(error).split()))
+            await asyncio.sleep(START_RETRY_S)
 
     async def close(self) -> None:
         """Finish what was asked and close the connections; a large commit under way fails."""
@@ -355,6 +369,14 @@ class PostgresStore(WriteFront):
         self.lookups.close()
         for watcher in self.decider.watchers:
             watcher.reset()
+
+
+def _is_changing(error: BaseException) -> bool:
+    """Whether a server said that it is shutting down or starting up.
+
+    While a connection is made, libpq passes on what the server says, and not its code.
+    """
+    return getattr(error, "sqlstate", None) == "57P03" or "the database system is" in str(error)
 
 
 def _prepare(settings: PostgresSettings, *, migrating: bool) -> None:
