@@ -42,6 +42,26 @@ def head_checksum(
     chunk: int | None,
 ) -> int:
     """Of everything else in a row."""
+    return (
+        _checksum_of(
+            (
+                *(position, stream, kind, start_bytes, version, count, size, at_ms),
+                *(producer, epoch, seq, previous, digest, chunk, None, None),
+            )
+        )
+        >> 32
+    )
+
+
+def with_checksum(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row of the log, in the order of `insert_log`, with its checksum behind it."""
+    return (*row, _checksum_of(row))
+
+
+def _checksum_of(row: tuple[Any, ...]) -> int:
+    """One call for all of it: every append pays for it."""
+    position, stream, kind, start_bytes, version, count, size, at_ms = row[:8]
+    producer, epoch, seq, previous, digest, chunk, lengths, data = row[8:]
     head = _HEAD.pack(
         position,
         stream,
@@ -58,11 +78,7 @@ def head_checksum(
     )
     if producer is not None:
         head += producer.encode()
-    return crc32(head if digest is None else head + digest) & _HEAD_MASK
-
-
-def with_checksum(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row of the log, in the order of `insert_log`, with its checksum behind it."""
-    *head, lengths, data = row
+    if digest is not None:
+        head += digest
     payload = 0 if data is None else payload_checksum(lengths, data)
-    return (*row, head_checksum(*head) << 32 | payload)
+    return (crc32(head) & _HEAD_MASK) << 32 | payload
