@@ -72,6 +72,16 @@ def _group(view: As, me: str, n: int) -> httpx.Response:
     return view.client.put(f"/v1/groups/{me}-{n}", json={"sources": [f"{me}/**"]})
 
 
+def _name(view: As, me: str, n: int) -> httpx.Response:
+    view.client.put(f"/v1/mesh/{me}-names", json={})
+    return view.client.put(f"/v1/mesh/{me}-names/queues/{n}")
+
+
+def _fork(view: As, me: str, n: int) -> httpx.Response:
+    view.create(f"{me}/0")
+    return view.create(f"{me}/{n}", stream_forked_from=f"/v1/stream/{me}/0")
+
+
 def _mesh(view: As, me: str, n: int) -> httpx.Response:
     return view.client.put(f"/v1/mesh/{me}-{n}", json={})
 
@@ -82,6 +92,12 @@ TAKES: dict[str, tuple[str, int, Take]] = {
     "streams put": ("streams", SHARE, _stream),
     "streams auto-created": ("streams", SHARE, _auto),
     "streams in commits": ("streams", SHARE, _committed),
+    "streams of meshes": ("streams", SHARE, _name),
+    "streams forked": (
+        "streams",
+        SHARE,
+        lambda view, me, n: _fork(view, me, n) if n else _stream(view, me, n),
+    ),
     "producers": ("producers", SHARE, _producer),
     "keys": ("keys", SHARE, _key),
     "keys of commits": ("keys", SHARE, _commit_key),

@@ -53,6 +53,8 @@ class MakeName(NamedTuple):
     mesh: str
     kind: Kind
     name: str
+    owner: str = ""
+    """The principal that asks for it; empty without authorization."""
 
     @property
     def path(self) -> str:

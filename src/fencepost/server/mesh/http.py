@@ -154,7 +154,7 @@ class Meshes:
     ) -> Answer:
         mesh, name = self._place(request, raw_mesh, kind, raw_name, CREATE)
         _without_body(request)
-        asked = MakeName(mesh, kind, name)
+        asked = MakeName(mesh, kind, name, access.name_of(request.principal))
         outcome = await self._ask(asked)
         if not isinstance(outcome, NameMade):
             return refusal(mesh, asked, outcome)

@@ -38,7 +38,7 @@ from fencepost.protocol.sends import (
     Sent,
     decide_send,
 )
-from fencepost.protocol.shares import MESHES
+from fencepost.protocol.shares import MESHES, STREAMS
 from fencepost.protocol.streams import JSON, Stream
 from fencepost.store.group_contract import DeleteGroup, MakeGroup
 from fencepost.store.mesh_contract import (
@@ -205,7 +205,14 @@ class MeshDecider:
         rows = ledger.connection.fetch("count_streams_between", (root, root[:-1] + "0"))
         if rows[0][0] >= self._limits.mesh_names_max:
             return LimitExceeded("mesh_names_max", self._limits.mesh_names_max)
-        decider.make(Stream(ledger.next_stream, request.path, JSON, created_ms=now_ms))
+        refused = ledger.usage.refuse(request.owner, {STREAMS: 1})
+        if refused is not None:
+            return refused
+        ledger.usage.add(decider.group, request.owner, {STREAMS: 1})
+        stream = Stream(
+            ledger.next_stream, request.path, JSON, created_ms=now_ms, owner=request.owner
+        )
+        decider.make(stream)
         settings = group_settings(request)
         if settings is not None:
             asked = MakeGroup(group_of(request), settings, "")
