@@ -32,6 +32,8 @@ class ServerProcess:
     `arguments` follow `serve` on the command line, `environment` is added to ours.
     """
 
+    ready_line = READY_LINE
+
     def __init__(
         self,
         data: Path = Path(),
@@ -80,7 +82,7 @@ class ServerProcess:
         )
         assert process.stdout is not None
         self._process = process
-        self._output = _Output(process.stdout)
+        self._output = _Output(process.stdout, self.ready_line)
         address = self._output.address(START_SECONDS_MAX)
         if address is None:
             self.kill()
@@ -123,18 +125,23 @@ class ServerProcess:
             *self.arguments,
         ]
 
-    def _end(self, how: signal.Signals) -> int:
+    def wait(self) -> int:
+        """Wait until the process has ended by itself, and return its exit code."""
+        return self._end(None)
+
+    def _end(self, how: signal.Signals | None) -> int:
         process, output = self._process, self._output
         assert process is not None, "the server is not running"
         assert output is not None
-        process.send_signal(how)
+        if how is not None:
+            process.send_signal(how)
         try:
             return process.wait(STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             raise AssertionError(
-                f"the server did not leave within {STOP_SECONDS_MAX} s of {how.name};"
+                f"the server did not leave within {STOP_SECONDS_MAX} s of {how and how.name};"
                 f" it said:\n{output.text()}"
             ) from None
         finally:
@@ -145,8 +152,9 @@ class ServerProcess:
 class _Output:
     """Reads what a process prints, on a thread, so that a full pipe never blocks the process."""
 
-    def __init__(self, pipe: IO[str]) -> None:
+    def __init__(self, pipe: IO[str], ready_line: re.Pattern[str]) -> None:
         self._pipe = pipe
+        self._ready_line = ready_line
         self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._address: tuple[str, int] | None = None
         self._known = threading.Event()
@@ -168,7 +176,7 @@ class _Output:
     def _read(self) -> None:
         for line in self._pipe:
             self._lines.append(line)
-            if self._address is None and (found := READY_LINE.search(line)):
-                self._address = found[1], int(found[2])
+            if self._address is None and (found := self._ready_line.search(line)):
+                self._address = found[1], int(found[2] or 0)
                 self._known.set()
         self._known.set()

@@ -33,7 +33,7 @@ class Node(ServerProcess):
         os.kill(self.pid, signal.SIGCONT)
         self._is_frozen = False
 
-    def _end(self, how: signal.Signals) -> int:
+    def _end(self, how: signal.Signals | None) -> int:
         if self._is_frozen:
             self.thaw()
         return super()._end(how)

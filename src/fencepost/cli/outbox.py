@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from fencepost.cli import outbox_rows, outbox_table
+from fencepost.cli import outbox_rows, outbox_run, outbox_table
 
 app = typer.Typer(
     help="The outbox: sends that are accepted here and delivered when the server can be reached.",
@@ -21,6 +21,7 @@ def _outbox() -> None:
     """The outbox: sends that are accepted here and delivered when the server can be reached."""
 
 
+app.command("run")(outbox_run.run)
 outbox_table.add_commands(app)
 app.command("list")(outbox_rows.list_)
 app.command("inspect")(outbox_rows.inspect)

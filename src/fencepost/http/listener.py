@@ -45,6 +45,18 @@ async def serve(
     return Listening(front, server, listener.getsockname())
 
 
+async def serve_socket(
+    app: App, settings: HttpSettings, bound: socket.socket, *, clock: Clock
+) -> Listening:
+    """Serve `app` on a unix socket that is bound already."""
+    loop = asyncio.get_running_loop()
+    front = Front(app, settings, clock, loop)
+    server = await loop.create_unix_server(
+        lambda: Connection(front), sock=bound, backlog=settings.backlog_connections
+    )
+    return Listening(front, server, (bound.getsockname(), 0))
+
+
 async def _bind(
     loop: asyncio.AbstractEventLoop, host: str, port: int, *, shared: bool
 ) -> socket.socket:

@@ -100,9 +100,13 @@ class AsyncGroup:
         lease_ms: int | None = None,
         lane: str | None = None,
         wait_ms: int = 0,
+        take: bool = False,
     ) -> Leases:
-        """Take leases; with `wait_ms` wait for work."""
-        asked = {
+        """Take leases; with `wait_ms` wait for work.
+
+        `take` is for inboxes: the inbox is taken from the worker that has it, as its mesh allows.
+        """
+        asked: dict[str, Any] = {
             "worker": worker,
             "streams_max": streams_max,
             "events_max": events_max,
@@ -110,6 +114,8 @@ class AsyncGroup:
             "lane": lane,
             "wait_ms": wait_ms,
         }
+        if take:
+            asked["take"] = True
         return await self._driver.run(groups.claim(self._driver.settings, self.name, asked))
 
     async def ack(self, *items: LeaseAck) -> Acked:
