@@ -22,6 +22,7 @@ PACKAGES = {
     "client/aio": "client/sync",
     "coordination/aio": "coordination/sync",
     "events/aio": "events/sync",
+    "outbox/aio": "outbox/sync",
 }
 MODULES = {"client/state/aio.py": "client/state/sync.py"}
 

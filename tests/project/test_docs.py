@@ -129,7 +129,8 @@ def run(
     seconds_max: float = SECONDS_MAX,
 ) -> list[str]:
     """What each block prints, run one after the other by the same shell."""
-    around = {**os.environ, **(environment or {})}
+    own = {"FENCEPOST_OUTBOX_FOLDER": str(folder.parent / "outbox")}
+    around = {**os.environ, **own, **(environment or {})}
     script = f"\necho '{MARK}'\n".join(block.script for block in blocks)
     script = _SERVES.sub(rf"./run serve --port {port} --data '{data}'\1 &", script)
     script = script.replace("127.0.0.1:4437", f"127.0.0.1:{port}")

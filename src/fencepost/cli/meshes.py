@@ -20,11 +20,13 @@ from fencepost.cli.render import (
     USAGE,
     CommandError,
     ask,
+    fail,
     show_facts,
     show_lines,
     show_table,
     talking,
 )
+from fencepost.outbox.local import answers, socket_of
 
 MESH_VARIABLE = "FENCEPOST_MESH"
 
@@ -198,21 +200,60 @@ def send(
 ) -> None:
     """Send a message to a topic, a member or a queue of a mesh; the same id is stored once.
 
+    It goes through the outbox of this machine if one answers, unless --url, --token or --sender
+    name the server and who sends; else to the server. The answer says which of the two.
+
     Examples:
 
       fencepost send topic:alerts 'disk is full' --id alert-17
       fencepost send queue:jobs 'resize 7.png' --mesh shop --priority now
     """
+    given = _checked_meta(meta)
+    more: dict[str, Any] = {"priority": priority, "reply_to": reply_to, "meta": given}
+    is_for_outbox = url is None and token is None and sender is None
+    if is_for_outbox and _send_to_outbox(to, body, id, mesh, more, as_json=as_json):
+        return
     with talking(url, token, as_json=as_json) as client:
-        given = _meta(meta)
         names = client.mesh(_mesh(mesh))
         if sender is None and resolve(url, token, os.environ).token is None:
             # The server has no principals, as far as this command can tell.
             sender = getpass.getuser()
-        more: dict[str, Any] = {"priority": priority, "reply_to": reply_to, "meta": given}
         stored = names.send(to, body, id=id, sender=sender, **more)
         said = "was stored before" if stored.duplicate else "is stored"
         _show(stored, as_json, f"{stored.client_message_id} {said} as {stored.broker_message_id}")
+
+
+def _send_to_outbox(
+    to: str, body: str, id: str | None, mesh: str | None, more: dict[str, Any], *, as_json: bool
+) -> bool:
+    """Hand a message to the daemon; false when none answers, or it does not serve the mesh."""
+    if not answers(socket_of(None)):
+        return False
+    # Loaded here alone: a send to a server does not wait for it.
+    from fencepost.cli.outbox import asking
+
+    with asking(None, as_json=as_json) as outbox:
+        try:
+            taken = outbox.send(to, body, id=id, mesh=mesh, **more)
+        except fencepost.ResponseError as error:
+            if error.code == "mesh_not_served":
+                return False
+            raise
+        if taken.broker_message_id is not None:
+            said = f"was delivered before as {taken.broker_message_id}"
+        elif taken.duplicate:
+            said = "is with the outbox of this machine already, and is delivered when possible"
+        else:
+            said = "is with the outbox of this machine, and is delivered when possible"
+        _show(taken, as_json, f"{taken.client_message_id} {said}")
+    return True
+
+
+def _checked_meta(text: str | None) -> dict[str, Any] | None:
+    try:
+        return _meta(text)
+    except CommandError as error:
+        fail(str(error), error.code)
 
 
 def _meta(text: str | None) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ from fencepost.cli.process import set_up_logs, stop_on_signals
 from fencepost.cli.profile import ProfileError, resolve
 from fencepost.cli.settings import default_folder
 from fencepost.clock import SystemClock
+from fencepost.outbox.daemon.daemon import DiskFailedError
 from fencepost.outbox.daemon.database import FileRefusedError, InUseError
 from fencepost.outbox.daemon.delivering import Failpoint, no_failpoint
 from fencepost.outbox.daemon.gate import TokenRefusedError
@@ -36,18 +37,16 @@ from fencepost.outbox.daemon.links import RefusedError
 from fencepost.outbox.daemon.running import (
     LAST_EXIT,
     CannotStartError,
-    DiskFailedError,
 )
 from fencepost.outbox.daemon.running import run as run_daemon
 from fencepost.outbox.daemon.settings import FOLDER, HookSettings, OutboxSettings
+from fencepost.outbox.local import FOLDER_VARIABLE, SOCKET_VARIABLE
 from fencepost.protocol.fingerprints import NAME
 
 log = logging.getLogger("fencepost.outbox")
 
 EVENTS = ("message", "dead", "connected", "disconnected", "requeued", "dropped")
 FAILPOINT = "FENCEPOST_OUTBOX_FAILPOINT"
-FOLDER_VARIABLE = "FENCEPOST_OUTBOX_FOLDER"
-SOCKET_VARIABLE = "FENCEPOST_OUTBOX_SOCKET"
 _COMPOSED = {"folder", "socket", "meshes", "member", "hooks", "require", "optional", "vfs"}
 
 

@@ -43,6 +43,8 @@ class Address:
     ssl: tls.SSLContext | None
     prefix: str
     proxy: Proxy | None = None
+    socket: str = ""
+    """The path of a unix socket of this machine, instead of a host and a port."""
 
     @property
     def reached_at(self) -> tuple[str, int]:

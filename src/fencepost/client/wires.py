@@ -37,6 +37,11 @@ class AsyncWire:
         """Connect, with TLS where the address has it."""
         try:
             async with asyncio.timeout(timeouts.connect):
+                if address.socket:
+                    reader, writer = await asyncio.open_unix_connection(
+                        address.socket, limit=4 * READ_BYTES
+                    )
+                    return cls(reader, writer)
                 target = await async_target(address)
                 reader, writer = await asyncio.open_connection(
                     **target, ssl=address.ssl, limit=4 * READ_BYTES
@@ -165,6 +170,8 @@ class Wire:
 
 def dial(address: Address, timeouts: Timeouts) -> socket.socket:
     """A connected socket, with TLS where the address has it."""
+    if address.socket:
+        return _dial_unix(address, timeouts)
     try:
         sock = socket.create_connection(address.reached_at, timeouts.connect)
     except (OSError, UnicodeError) as error:  # a name that DNS cannot hold is a UnicodeError
@@ -182,6 +189,17 @@ def dial(address: Address, timeouts: Timeouts) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConnectionFailedError(f"TLS with {address.host} failed: {error}") from error
+    return sock
+
+
+def _dial_unix(address: Address, timeouts: Timeouts) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeouts.connect)
+        sock.connect(address.socket)
+    except OSError as error:
+        sock.close()
+        raise unreachable(address, error) from error
     return sock
 
 
@@ -249,7 +267,7 @@ def ready(sock: socket.socket, seconds: float | None, *, to_write: bool = False)
 
 def unreachable(address: Address, error: Exception) -> ConnectionFailedError:
     """The failure to connect, with where to."""
-    where = f"{address.host}:{address.port}"
+    where = address.socket or f"{address.host}:{address.port}"
     if address.proxy is not None:
         where += f" through the proxy {address.proxy.host}:{address.proxy.port}"
     return ConnectionFailedError(f"cannot connect to {where}: {error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
@@ -16,11 +17,13 @@ import msgspec
 from fencepost.client.errors import InvalidArgumentError, require
 from fencepost.client.operations import encode_json
 from fencepost.clock import SystemClock
+from fencepost.outbox.aio.daemons import AsyncDaemonOutbox
 from fencepost.outbox.connections import run, run_waiting, target_of
 from fencepost.outbox.delivery import read_send, row_of, ulid
 from fencepost.outbox.errors import IdUsedError
 from fencepost.outbox.rows import Dialect, Rows, Statement, accept
 from fencepost.outbox.states import AlreadyDelivered, AlreadyQueued, Conflict, Queued, Row
+from fencepost.outbox.sync.daemons import DaemonOutbox
 from fencepost.protocol.fingerprints import Kind, Unsendable, refuse_fields
 from fencepost.protocol.meshes import refuse_name
 
@@ -217,7 +220,26 @@ def _accepting(dialect: Dialect, row: Row, *, wakes: bool) -> Generator[Statemen
 
 
 class Outbox:
-    """Where a program leaves its sends. `table`: in the database that it writes to anyway."""
+    """Where a program leaves its sends: in the database that it writes to anyway, or with the
+    daemon of this machine."""
+
+    @staticmethod
+    def daemon(
+        mesh: str | None = None, *, socket: str | Path | None = None, timeout: float = 30.0
+    ) -> DaemonOutbox:
+        """The daemon that listens on this machine (`fencepost outbox run`).
+
+        `mesh`: else the only one that it serves. `socket`: else FENCEPOST_OUTBOX_SOCKET, else the
+        user's own.
+        """
+        return DaemonOutbox(socket, mesh=mesh, timeout=timeout)
+
+    @staticmethod
+    def daemon_async(
+        mesh: str | None = None, *, socket: str | Path | None = None, timeout: float = 30.0
+    ) -> AsyncDaemonOutbox:
+        """The async twin of `daemon`."""
+        return AsyncDaemonOutbox(socket, mesh=mesh, timeout=timeout)
 
     @staticmethod
     def table(mesh: str | None = None, *, wake: bool = True) -> TableOutbox:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -18,9 +18,11 @@ import msgspec
 from fencepost.http.messages import Answer, Cancellable, Request, Response
 from fencepost.http.problems import failure, problem
 from fencepost.outbox.daemon import rows
+from fencepost.outbox.daemon.daemon import Daemon
 from fencepost.outbox.daemon.database import DiskFullError, File, OutcomeUnknownError
 from fencepost.outbox.daemon.feed import BadPlaceError, TooManyReadersError
 from fencepost.outbox.daemon.gate import Gate
+from fencepost.outbox.daemon.metrics import render
 from fencepost.outbox.delivery import read_send, row_of
 from fencepost.outbox.states import (
     STATUSES,
@@ -34,11 +36,9 @@ from fencepost.outbox.states import (
     Requeued,
     Row,
     Successor,
+    facts_of,
 )
 from fencepost.protocol.fingerprints import Unsendable, refuse_id
-
-if TYPE_CHECKING:
-    from fencepost.outbox.daemon.running import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,10 @@ class Endpoints:
         send = read_send(request.body, header_id=_header_id(request), minted_id=daemon.new_id())
         if isinstance(send, Unsendable):
             raise RefusedError(400, send.code, send.detail)
-        daemon.check_disk()
+        if daemon.disk_is_full():
+            percent = daemon.settings.disk_percent_max
+            detail = f"the disk is more than {percent:g} % full (disk_percent_max): make room"
+            raise RefusedError(507, "storage_full", detail)
         offered = row_of(send, mesh=mesh, row_id=daemon.row_id(), now_ms=daemon.clock.now_ms())
 
         def told(outcome: Any, error: Exception | None) -> None:
@@ -202,7 +205,7 @@ class Endpoints:
         found = await self._daemon.writer.read(
             lambda file: rows.listed(file, status, mesh, after, limit + 1)
         )
-        shown = [rows.facts_of(row) for row in found[:limit]]
+        shown = [facts_of(row) for row in found[:limit]]
         return self._page("rows", shown, more=len(found) > limit, key="id")
 
     async def _inspect(self, request: Request, row_id: str) -> Answer:
@@ -210,8 +213,8 @@ class Endpoints:
         found = await self._daemon.writer.read(lambda file: rows.chain(file, row_id))
         if not found:
             raise _no_row(row_id)
-        first = {**rows.facts_of(found[0]), "payload": msgspec.Raw(found[0].payload)}
-        return json_answer({**first, "successors": [rows.facts_of(row) for row in found[1:]]})
+        first = {**facts_of(found[0]), "payload": msgspec.Raw(found[0].payload)}
+        return json_answer({**first, "successors": [facts_of(row) for row in found[1:]]})
 
     async def _requeue(self, request: Request, row_id: str) -> Answer:
         _query(request, set())
@@ -238,7 +241,7 @@ class Endpoints:
         match outcome:
             case Requeued(old, new):
                 daemon.requeued(row, old, new)
-                return json_answer({"old": rows.facts_of(old), "new": rows.facts_of(new)})
+                return json_answer({"old": facts_of(old), "new": facts_of(new)})
             case IdUsed(used):
                 detail = f"the id {used!r} was used in this mesh: choose another, or say auto"
                 raise RefusedError(409, "idempotency_key_reused", detail)
@@ -263,7 +266,7 @@ class Endpoints:
         match outcome:
             case Dropped(dropped):
                 daemon.dropped(row, dropped)
-                return json_answer(rows.facts_of(dropped))
+                return json_answer(facts_of(dropped))
             case NotOpen(status):
                 raise _not_open(row_id, status)
             case _:
@@ -281,7 +284,7 @@ class Endpoints:
             parts.append(encoded)
         ended = len(parts) == len(shown) and not more
         last = shown[len(parts) - 1][key] if parts else None
-        tail = b"null" if ended else msgspec.json.encode(last)
+        tail = b"null" if ended else msgspec.json.encode(str(last))
         body = b'{"%b":[%b],"next":%b}' % (name.encode(), b",".join(parts), tail)
         return Response(200, list(_JSON), body)
 
@@ -318,7 +321,8 @@ class Endpoints:
     async def _metrics(self, request: Request) -> Answer:
         _query(request, set())
         headers = [(b"Content-Type", b"text/plain; version=0.0.4; charset=utf-8")]
-        return Response(200, headers, await self._daemon.metrics())
+        oldest_ms = await self._daemon.writer.read(rows.oldest_ms)
+        return Response(200, headers, render(self._daemon, oldest_ms))
 
     async def _version(self, request: Request) -> Answer:
         _query(request, set())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from fencepost.outbox.daemon.daemon import Daemon
 from fencepost.outbox.states import STATUSES
-
-if TYPE_CHECKING:
-    from fencepost.outbox.daemon.running import Daemon
 
 
 def render(daemon: Daemon, oldest_ms: int | None) -> bytes:

@@ -34,6 +34,7 @@ from fencepost.outbox.states import (
     decide_accept,
     decide_drop,
     decide_requeue,
+    facts_of,
 )
 
 NEVER_MS = 2**62
@@ -287,36 +288,6 @@ def noted(file: File, name: str) -> Any:
     """A fact that was noted; None if none was."""
     found = file.fetch("noted", name)
     return msgspec.json.decode(found[0][0]) if found else None
-
-
-def facts_of(row: Row) -> dict[str, object]:
-    """A row as programs and people see it, without its payload."""
-    facts: dict[str, object] = {
-        "id": row.id,
-        "mesh": row.mesh,
-        "client_message_id": row.client_message_id,
-        "destination": row.destination,
-        "priority": row.priority,
-        "status": row.status,
-        "attempts": row.attempts,
-        "enqueued_ms": row.enqueued_ms,
-        "bytes": len(row.payload),
-        "request_fingerprint": row.request_fingerprint.hex(),
-    }
-    if row.status == "pending":
-        facts["next_attempt_ms"] = row.next_attempt_ms
-    for name in (
-        "last_error",
-        "delivered_ms",
-        "broker_message_id",
-        "aborted_ms",
-        "aborted_by",
-        "superseded_by",
-    ):
-        value = getattr(row, name)
-        if value is not None:
-            facts[name] = value
-    return facts
 
 
 _NOTHING = Row("", "", "", b"", "", b"", "next", 0, 0)

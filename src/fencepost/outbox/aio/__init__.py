@@ -1,0 +1,1 @@
+"""The async client of the daemon; `outbox/sync` is generated from it."""

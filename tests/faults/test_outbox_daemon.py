@@ -1,0 +1,495 @@
+"""The daemon under kills, lost answers, servers that come and go, hooks that hang, power loss.
+
+FENCEPOST_FAULT_SEED=S runs seed S of the soak alone; FENCEPOST_FAULT_KILLS=N is its number of
+kills, and its sends grow with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fencepost.outbox.daemon import rows
+from fencepost.outbox.daemon.database import File, Writer, load_queries, open_file
+from fencepost.outbox.states import Row
+from fencepost.testing.disk import Disk, Image, Mark, everything, nothing, some_sectors, write_image
+from fencepost.testing.vfs import FaultVfs
+from tests.integration.mesh_support import Shop
+from tests.outboxing import OutboxProcess, until
+from tests.serving import ServerProcess
+
+FAILPOINT = "FENCEPOST_OUTBOX_FAILPOINT"
+
+
+@pytest.fixture(scope="module")
+def http(server_process: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server_process.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def shop(http: httpx.Client) -> Shop:
+    return Shop(http)
+
+
+class Daemons:
+    """Daemons on one folder, one after the other."""
+
+    def __init__(self, folder: Path, url: str, mesh: str) -> None:
+        self.folder, self.url, self.mesh = folder, url, mesh
+
+    def __call__(self, failpoint: str = "", *arguments: str, member: str = "ann") -> OutboxProcess:
+        environment = {FAILPOINT: failpoint} if failpoint else {}
+        return OutboxProcess(
+            *(self.folder, self.url, [self.mesh], member),
+            arguments=arguments,
+            environment=environment,
+        )
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, server_process: ServerProcess, shop: Shop) -> Daemons:
+    return Daemons(tmp_path / "outbox", server_process.url, shop.name)
+
+
+def held(shop: Shop, message_id: str) -> int:
+    """How often the inbox of bea has a message."""
+    return [entry["client_message_id"] for entry in shop.held("inbox/bea")].count(message_id)
+
+
+def ended(process: OutboxProcess) -> None:
+    """The daemon has killed itself."""
+    assert process.wait() == -9
+    process.http.close()
+
+
+# Scenarios of the spec, by their numbers.
+
+
+def test_1_a_kill_between_the_commit_and_the_answer(daemons: Daemons, shop: Shop) -> None:
+    killed = daemons("accepted")
+    killed.start()
+    with pytest.raises(httpx.TransportError):
+        killed.send("m-1")
+    ended(killed)
+
+    with daemons() as outbox:
+        again = outbox.send("m-1")
+
+        assert again.status_code in (200, 202)
+        assert again.json()["duplicate"]
+        assert outbox.settled()["status"] == "done"
+        assert len(outbox.rows()) == 1
+    assert held(shop, "m-1") == 1
+
+
+def test_2_and_4_a_kill_between_the_answer_of_the_server_and_the_row(
+    daemons: Daemons, shop: Shop
+) -> None:
+    killed = daemons("answered")
+    killed.start()
+    with contextlib.suppress(httpx.TransportError):
+        killed.send("m-1")
+    ended(killed)
+    assert held(shop, "m-1") == 1
+
+    with daemons() as outbox:
+        row = outbox.settled()
+
+        assert (row["status"], row["attempts"]) == ("done", 2)
+    assert held(shop, "m-1") == 1
+    assert shop.checked() == []
+
+
+def test_16_and_22_a_server_that_is_away_and_one_without_dedupe(tmp_path: Path) -> None:
+    """Sends are taken while the server is away; without dedupe the daemon ends with 10."""
+    server = ServerProcess(tmp_path / "data")
+    server.start()
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        shop = Shop(client)
+        server.stop()
+        daemons = Daemons(tmp_path / "outbox", server.url, shop.name)
+        with daemons() as outbox:
+            for number in range(5):
+                assert outbox.send(f"m-{number}").status_code == 202
+            assert outbox.counts() == {"pending": 5}
+            server.restart()
+            until(lambda: outbox.counts() == {"done": 5})
+            assert [held(shop, f"m-{number}") for number in range(5)] == [1] * 5
+
+            server.stop()
+            assert outbox.send("late").status_code == 202
+            server.environment = {"FENCEPOST_MESH_DEDUPE": "false"}
+            server.restart()
+            assert outbox.wait() == 10
+            server.stop()
+            server.environment = {}
+            server.restart()
+            outbox.start()
+            assert outbox.settled("late")["status"] == "done"
+            assert held(shop, "late") == 1
+            assert sum(outbox.counts().values()) == 6
+    server.stop()
+
+
+def test_17_a_message_that_is_delivered_twice_is_one_row_and_one_run_of_a_hook(
+    daemons: Daemons, shop: Shop, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    config = tmp_path / "outbox.toml"
+    write = f"import sys, json; open({str(ran)!r}, 'a').write(json.load(sys.stdin)['id'] + '\\n')"
+    config.write_text(
+        "[hooks.count]\non = 'message'\n"
+        f"command = [{json.dumps(sys.executable)}, '-c', {json.dumps(write)}]\n"
+    )
+    with daemons("", "--config", str(config)) as first:
+        until(lambda: first.get("/v1/health")["status"] == "ok")  # now the hook has its place
+    killed = daemons("stored", "--config", str(config))
+    killed.start()
+    with contextlib.suppress(httpx.TransportError):
+        killed.send("m-1")
+    ended(killed)
+
+    with daemons("", "--config", str(config)) as outbox:
+        outbox.send("m-2")
+        until(lambda: len(outbox.inbox()) == 2)
+        until(lambda: ran.exists() and len(ran.read_text().split()) == 2)
+
+        assert [entry["client_message_id"] for entry in outbox.inbox()] == ["m-1", "m-2"]
+        assert "fencepost_outbox_inbox_duplicates_total 1.0" in outbox.http.get("/v1/metrics").text
+    assert len(set(ran.read_text().split())) == 2
+
+
+@pytest.mark.parametrize(
+    ("feature", "code"),
+    [
+        ("[features.require.key_epoch]\nversion = 1", 10),
+        ("[features.require.max_payload]\nversion = 9", 11),
+        ("[features.require.max_payload]\nversion = 1\ninline_bytes = 1_000_000_000_000", 12),
+    ],
+)
+def test_18_what_a_mesh_lacks_ends_the_daemon_with_a_code_of_its_own(
+    daemons: Daemons, tmp_path: Path, feature: str, code: int
+) -> None:
+    config = tmp_path / "outbox.toml"
+    config.write_text(feature)
+    done = subprocess.run(
+        daemons("", "--config", str(config))._command(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == code, done.stderr
+    assert f"{4000 + code} " in done.stderr
+    left = json.loads((daemons.folder / "last_exit.json").read_text())
+    assert (left["exit_code"], left["close_code"]) == (code, 4000 + code)
+
+
+def test_21_hooks_that_hang_fail_or_flood_do_not_touch_deliveries(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    scripts = {
+        "hangs": "import time; time.sleep(600)",
+        "floods": "import sys\nwhile True: sys.stdout.write('x' * 10_000)",
+        "fails": "raise SystemExit(3)",
+        "answers": 'print(\'{"topic": "not allowed"}\')',
+    }
+    config = tmp_path / "outbox.toml"
+    config.write_text(
+        "\n".join(
+            f"[hooks.{name}]\non = ['message']\ntimeout_ms = 2000\nattempts_max = 1\n"
+            f"command = [{json.dumps(sys.executable)}, '-c', {json.dumps(script)}]"
+            for name, script in scripts.items()
+        )
+    )
+    with daemons("", "--config", str(config)) as outbox:
+        until(lambda: outbox.get("/v1/health")["status"] == "ok")
+        for number in range(3):
+            outbox.send(f"m-{number}")
+
+        until(lambda: outbox.counts() == {"done": 3})
+        until(lambda: len(outbox.inbox()) == 3)
+        runs = until(lambda: runs_of(outbox) if len(runs_of(outbox)) >= 8 else None)
+
+    outcomes = {name: {outcome for hook, outcome in runs if hook == name} for name in scripts}
+    assert outcomes == {
+        "hangs": {"timed_out"},
+        "floods": {"too_much_output"},
+        "fails": {"failed"},
+        "answers": {"answer_refused"},
+    }
+
+
+def runs_of(outbox: OutboxProcess) -> list[tuple[str, str]]:
+    found = outbox.get("/v1/hooks/runs", limit=1000)["runs"]
+    hooks = {run["hook"] for run in found}
+    return [(run["hook"], run["outcome"]) for run in found] if len(hooks) == 4 else []
+
+
+def test_a_hook_may_answer_the_sender_once(daemons: Daemons, shop: Shop, tmp_path: Path) -> None:
+    config = tmp_path / "outbox.toml"
+    script = "import sys, json; print(json.dumps({'reply': 'got ' + json.load(sys.stdin)['body']}))"
+    config.write_text(
+        "[hooks.echo]\non = ['message']\nmay = ['reply']\n"
+        f"command = [{json.dumps(sys.executable)}, '-c', {json.dumps(script)}]"
+    )
+    with daemons("", "--config", str(config)) as outbox:
+        until(lambda: outbox.get("/v1/health")["status"] == "ok")
+        shop.send("question", sender="bea", kind="dm", ref="ann")
+
+        until(lambda: any(row["destination"] == "dm:bea" for row in outbox.rows(status="done")))
+
+    [answer] = shop.held("inbox/bea")
+    assert (answer["body"], answer["sender"]) == ("got hello", "ann")
+    assert answer["reply_to"] == shop.held("inbox/ann")[0]["broker_message_id"]
+
+
+def test_a_normal_start_has_no_failpoints(daemons: Daemons) -> None:
+    script = (
+        "import sys, fencepost.cli.outbox_run, fencepost.outbox.daemon.running\n"
+        "assert 'fencepost.outbox.daemon.failpoints' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    unknown = daemons("elsewhere")
+    with pytest.raises(AssertionError, match="accepted, answered, stored"):
+        unknown.start()
+    unknown.http.close()
+
+
+def test_a_slow_destination_does_not_hold_up_the_others(daemons: Daemons, shop: Shop) -> None:
+    """A destination whose row waits for its next attempt; the rows of others pass it."""
+    with daemons() as outbox:
+        outbox.send("dead-end", kind="queue", ref="nowhere")
+        for number in range(10):
+            outbox.send(f"m-{number}", ref="alerts")
+
+        until(lambda: outbox.counts() == {"dead": 1, "done": 10})
+
+
+# Power loss.
+
+
+def test_what_was_answered_is_there_after_a_power_loss(tmp_path: Path) -> None:
+    history = asyncio.run(accept_with(FaultVfs(), tmp_path / "work", seed=1))
+
+    lost = [check_crash(image, answered, tmp_path) for image, answered in crashes(history, 1)]
+
+    assert len(lost) > 20
+    assert sum(lost) == 0
+
+
+def test_the_same_check_finds_lost_answers_without_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.outbox.daemon.database._SYNCHRONOUS", "OFF")
+    history = asyncio.run(accept_with(FaultVfs(), tmp_path / "work", seed=1))
+
+    lost = [check_crash(image, answered, tmp_path) for image, answered in crashes(history, 1)]
+
+    assert sum(lost) > 0
+
+
+async def accept_with(vfs: FaultVfs, folder: Path, seed: int) -> FaultVfs:
+    """Have a writer accept rows from several callers at once, and mark what was answered."""
+    folder.mkdir()
+    path = folder / "outbox.db"
+    queries = load_queries("outbox.sql")
+    file = open_file(path, queries, vfs=vfs.name, first=lambda _: None)
+    writer = Writer(file, path, vfs.name)
+
+    async def caller(name: int) -> None:
+        for number in range(12):
+            row = a_row(name, number)
+
+            def job(file: File, row: Row = row) -> object:
+                return rows.do_accept(file, row)
+
+            await writer.write(job)
+            vfs.log.mark(row.id)
+
+    await asyncio.gather(*(caller(name) for name in range(4)))
+    await writer.close()
+    return vfs
+
+
+def a_row(name: int, number: int) -> Row:
+    return Row(
+        id=f"{name:013}{number:013}",
+        mesh="shop",
+        client_message_id=f"{name}-{number}",
+        request_fingerprint=b"\x11" * 32,
+        destination="topic:alerts",
+        payload=b'{"kind":"topic"}' * 20,
+        priority="next",
+        enqueued_ms=1,
+        next_attempt_ms=1,
+    )
+
+
+def crashes(vfs: FaultVfs, seed: int) -> Iterator[tuple[Image, list[str]]]:
+    """Disks that a power loss may leave, each with what had been answered by then."""
+    dice = random.Random(seed)
+    operations = vfs.log.operations
+    points = sorted(dice.sample(range(len(operations)), min(30, len(operations))))
+    disk = Disk()
+    for point in [*points, len(operations)]:
+        disk.advance(operations, point)
+        answered = [str(one.label) for one in operations[:point] if isinstance(one, Mark)]
+        for variant in (nothing, everything, some_sectors(dice)):
+            yield disk.cut(variant), answered
+
+
+def check_crash(image: Image, answered: list[str], tmp_path: Path) -> int:
+    """Open what a crash has left; how many answered rows it lost."""
+    folder = tmp_path / f"crash-{time.monotonic_ns()}"
+    folder.mkdir()
+    write_image(image, folder)
+    queries = load_queries("outbox.sql")
+    try:
+        file = open_file(folder / "outbox.db", queries, vfs=None, first=lambda _: None)
+    except Exception:
+        return len(answered)
+    found = {row.id for row in rows.listed(file, None, None, "", 10_000)}
+    file.raw.close()
+    return len(set(answered) - found)
+
+
+# The soak.
+
+
+def kills() -> int:
+    return int(os.environ.get("FENCEPOST_FAULT_KILLS", "0"))
+
+
+def test_every_send_arrives_once_through_a_few_kills(tmp_path: Path) -> None:
+    Soak(tmp_path, seed=1, clients=4, sends=40, kills=4).run()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [int(os.environ.get("FENCEPOST_FAULT_SEED", "7"))])
+def test_every_send_arrives_once_through_many_kills(tmp_path: Path, seed: int) -> None:
+    count = kills() or 100
+    Soak(tmp_path, seed=seed, clients=8, sends=count * 60, kills=count).run()
+
+
+class Soak:
+    """Clients that send until each is taken, and a hand that kills daemon and server at random."""
+
+    def __init__(self, folder: Path, *, seed: int, clients: int, sends: int, kills: int) -> None:
+        self.dice = random.Random(seed)
+        self.clients, self.sends, self.kills = clients, sends, kills
+        self.server = ServerProcess(folder / "data").start()
+        self.taken: list[str] = []
+        self.errors: list[BaseException] = []
+        with httpx.Client(base_url=self.server.url, timeout=30) as client:
+            self.mesh = Shop(client).name
+        self.outbox = OutboxProcess(folder / "outbox", self.server.url, [self.mesh], "ann")
+        self.outbox.start()
+        self.replay = f"FENCEPOST_FAULT_SEED={seed} ./test -m soak {Path(__file__).name}"
+
+    def run(self) -> None:
+        threads = [
+            threading.Thread(target=self._client, args=(number,)) for number in range(self.clients)
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(self.kills):
+            # The next kill comes when so much more was taken; with it at some point in a batch.
+            goal = (number + 1) * self.clients * self.sends // (self.kills + 1)
+            self._await(goal)
+            victim = self.dice.choice((self.server, self.outbox))
+            victim.kill()
+            victim.restart()
+        for thread in threads:
+            thread.join()
+        assert not self.errors, (self.errors, self.replay)
+        self._check()
+
+    def _await(self, goal: int) -> None:
+        until(lambda: len(self.taken) >= goal or self.errors, 600)
+
+    def _client(self, client: int) -> None:
+        try:
+            for number in range(self.sends):
+                ref = ("alerts", "ann", "jobs")[number % 3]
+                kind = ("topic", "dm", "queue")[number % 3]
+                until(self._sender(f"{client}-{number}", kind, ref), 300)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _sender(self, message_id: str, kind: str, ref: str) -> Callable[[], bool]:
+        def send() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                answer = self.outbox.send(message_id, kind=kind, ref=ref)
+                if answer.status_code in (200, 202):
+                    self.taken.append(message_id)
+                    return True
+                assert answer.status_code in (429, 503), answer.text
+            return False
+
+        return send
+
+    def _sent(self, kind: int) -> set[str]:
+        numbers = range(kind, self.sends, 3)
+        return {f"{client}-{number}" for client in range(self.clients) for number in numbers}
+
+    def _check(self) -> None:
+        total = self.clients * self.sends
+        until(lambda: self.outbox.counts() == {"done": total}, 600)
+        with httpx.Client(base_url=self.server.url, timeout=60) as client:
+            streams = ("inbox/ann", "inbox/bea", "topic/alerts", "queue/jobs")
+            found = {name: ids_of(client, self.mesh, name) for name in streams}
+            wanted = {"topic/alerts": self._sent(0), "queue/jobs": self._sent(2)}
+            wanted["inbox/bea"] = self._sent(0)
+            wanted["inbox/ann"] = self._sent(0) | self._sent(1)
+            for name, ids in found.items():
+                repeated = [one for one, count in Counter(ids).items() if count > 1]
+                assert not repeated, (name, repeated[:5], self.replay)
+                assert set(ids) == wanted[name], (name, self.replay)
+            report = client.post(f"/v1/mesh/{self.mesh}/check").json()
+            assert report["findings"] == [], self.replay
+        here = wanted["inbox/ann"]
+        until(lambda: len(inbox_ids(self.outbox)) >= len(here), 300)
+        came_in = inbox_ids(self.outbox)
+        assert len(came_in) == len(set(came_in)), self.replay
+        assert set(came_in) == here, self.replay
+        self.outbox.stop()
+        self.outbox.http.close()
+        self.server.stop()
+
+
+def ids_of(client: httpx.Client, mesh: str, name: str) -> list[str]:
+    found: list[str] = []
+    offset = "-1"
+    while True:
+        answer = client.get(f"/v1/stream/__mesh/{mesh}/{name}", params={"offset": offset})
+        page = answer.json()
+        found += [entry["client_message_id"] for entry in page]
+        if not page or answer.headers.get("stream-up-to-date") == "true":
+            return found
+        offset = answer.headers["stream-next-offset"]
+
+
+def inbox_ids(outbox: OutboxProcess) -> list[str]:
+    found: list[str] = []
+    after: str | None = "0"
+    while after is not None:
+        page = outbox.get("/v1/inbox", after=after, limit=1000)
+        found += [message["message"]["client_message_id"] for message in page["messages"]]
+        after = page["next"]
+    return found
