@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from fencepost.outbox.daemon import rows
-from fencepost.outbox.daemon.database import File, Writer, load_queries, open_file
+from fencepost.outbox.daemon.database import File, Writer, load_queries, make_folder, open_file
 from fencepost.outbox.states import Row
 from fencepost.testing.disk import Disk, Image, Mark, everything, nothing, some_sectors, write_image
 from fencepost.testing.vfs import FaultVfs
@@ -285,7 +285,7 @@ def test_a_slow_destination_does_not_hold_up_the_others(daemons: Daemons, shop: 
 
 
 def test_what_was_answered_is_there_after_a_power_loss(tmp_path: Path) -> None:
-    history = asyncio.run(accept_with(FaultVfs(), tmp_path / "work", seed=1))
+    history = asyncio.run(accept_with(FaultVfs(), tmp_path / "work"))
 
     lost = [check_crash(image, answered, tmp_path) for image, answered in crashes(history, 1)]
 
@@ -297,16 +297,16 @@ def test_the_same_check_finds_lost_answers_without_syncs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fencepost.outbox.daemon.database._SYNCHRONOUS", "OFF")
-    history = asyncio.run(accept_with(FaultVfs(), tmp_path / "work", seed=1))
+    history = asyncio.run(accept_with(FaultVfs(), tmp_path / "work"))
 
     lost = [check_crash(image, answered, tmp_path) for image, answered in crashes(history, 1)]
 
     assert sum(lost) > 0
 
 
-async def accept_with(vfs: FaultVfs, folder: Path, seed: int) -> FaultVfs:
+async def accept_with(vfs: FaultVfs, folder: Path) -> FaultVfs:
     """Have a writer accept rows from several callers at once, and mark what was answered."""
-    folder.mkdir()
+    make_folder(folder)
     path = folder / "outbox.db"
     queries = load_queries("outbox.sql")
     file = open_file(path, queries, vfs=vfs.name, first=lambda _: None)

@@ -127,7 +127,9 @@ class Daemon:
             for hook in settings.hooks:
                 daemon.hooks.append(Hook(hook, daemon.feed, writer, clock, daemon._reply))
             daemon._pullers = [
-                Puller(link.names, client.stream, settings.member, daemon.worker, clock)
+                Puller(
+                    *(link.names, client.stream, settings.member, daemon.worker, clock, failpoint)
+                )
                 for link in daemon.links
                 if settings.member
             ]

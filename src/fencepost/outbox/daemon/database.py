@@ -34,6 +34,8 @@ JOBS_MAX = 512
 WAL_PAGES_MAX = 2_000
 """The write-ahead log is folded in when it has this many pages."""
 PRIVATE = 0o600
+_SYNCHRONOUS = "FULL"
+"""COMMIT returns when the log is synced: what answers rest on."""
 
 Rows = list[tuple[Any, ...]]
 
@@ -47,14 +49,14 @@ class InUseError(Exception):
 
 
 class WriteFailedError(Exception):
-    """A transaction failed: nothing of it was stored."""
+    """A transaction failed. Nothing of it was stored, unless the error is of a kind below."""
 
 
 class DiskFullError(WriteFailedError):
     """There was no room for a transaction: nothing of it was stored."""
 
 
-class OutcomeUnknownError(Exception):
+class OutcomeUnknownError(WriteFailedError):
     """A commit failed half-way: the same request again finds out what was stored."""
 
 
@@ -171,7 +173,7 @@ def _connect(path: Path, vfs: str | None) -> apsw.Connection:
             raw.execute("PRAGMA auto_vacuum = INCREMENTAL")
         mode = raw.pragma("journal_mode", "wal")
         assert mode == "wal", f"SQLite would not use WAL here but {mode}"
-        raw.pragma("synchronous", "FULL")
+        raw.pragma("synchronous", _SYNCHRONOUS)
         raw.pragma("wal_autocheckpoint", 0)
         raw.pragma("temp_store", "memory")
     except BaseException:

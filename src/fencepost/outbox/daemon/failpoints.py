@@ -9,9 +9,9 @@ import os
 import signal
 from collections.abc import Callable
 
-POINTS = ("accepted", "answered")
+POINTS = ("accepted", "answered", "stored")
 """accepted: a send is on disk, its caller does not know. answered: the server has a message, and
-the row does not say so yet."""
+the row does not say so yet. stored: messages are in the inbox here, the server does not know."""
 
 
 def killing_at(point: str) -> Callable[[str], None]:

@@ -92,7 +92,15 @@ class Hook:
         self.failures = 0
 
     async def run(self) -> None:
-        """Run the command for event after event; never returns."""
+        """Run the command for event after event; never returns, whatever happens to a run."""
+        while True:
+            try:
+                await self._follow()
+            except Exception:
+                log.exception("the hook %s failed, and goes on", self.settings.name)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _follow(self) -> None:
         place = await self._start()
         async for events in self._feed.follow(place):
             for event in events:
@@ -246,7 +254,8 @@ async def run_command(settings: HookSettings, data: bytes) -> Ran:
 
 async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(OSError):
+    # A command need not read: it may be gone already (RuntimeError is what uvloop says then).
+    with contextlib.suppress(OSError, RuntimeError):
         process.stdin.write(data)
         await process.stdin.drain()
         process.stdin.close()

@@ -22,6 +22,7 @@ from fencepost.clock import Clock
 from fencepost.outbox.daemon.database import (
     File,
     FileRefusedError,
+    WriteFailedError,
     Writer,
     load_queries,
     open_file,
@@ -139,9 +140,16 @@ class Puller:
     """
 
     def __init__(
-        self, names: AsyncMesh, client_stream: Any, member: str, worker: str, clock: Clock
+        self,
+        names: AsyncMesh,
+        client_stream: Any,
+        member: str,
+        worker: str,
+        clock: Clock,
+        failpoint: Callable[[str], None],
     ) -> None:
         self._names = names
+        self._failpoint = failpoint
         self._stream = client_stream(inbox_path(names.name, member))
         self._group = names.inbox(member)
         self._worker = worker
@@ -161,7 +169,7 @@ class Puller:
                         _ = listening.cancel()
             except* RefusedError as refused:
                 raise refused.exceptions[0] from None
-            except* FencepostError as failed:
+            except* (FencepostError, WriteFailedError) as failed:
                 failures += 1
                 log.warning("the inbox of mesh %s waits: %s", self._names.name, failed.exceptions)
             await asyncio.sleep(delay_ms(BACKOFF, max(failures, 1), self._clock.random()) / 1000)
@@ -180,6 +188,7 @@ class Puller:
             self._news.clear()
             if lease.events:
                 await inbox.add(self._names.name, (event.data for event in lease.events))
+                self._failpoint("stored")
             else:
                 await self._wait(lease)
             acked = await self._group.ack(LeaseAck(token=lease.token, at=lease.read_to))
