@@ -161,8 +161,9 @@ class Puller:
         failures = 0
         while True:
             try:
+                tail = (await self._stream.head()).next_offset
                 async with asyncio.TaskGroup() as group:
-                    listening = group.create_task(self._listen())
+                    listening = group.create_task(self._listen(tail))
                     try:
                         await self._hold(inbox)
                     finally:
@@ -174,18 +175,17 @@ class Puller:
                 log.warning("the inbox of mesh %s waits: %s", self._names.name, failed.exceptions)
             await asyncio.sleep(delay_ms(BACKOFF, max(failures, 1), self._clock.random()) / 1000)
 
-    async def _listen(self) -> None:
+    async def _listen(self, tail: str) -> None:
         """Notice that something was appended; the stream is only a bell."""
-        while True:
-            with contextlib.suppress(FencepostError):
-                async for _entry in self._stream.follow(offset="now"):
-                    self._news.set()
-            await asyncio.sleep(1.0)
+        with contextlib.suppress(FencepostError):
+            async for _entry in self._stream.follow(offset=tail):
+                self._news.set()
 
     async def _hold(self, inbox: Inbox) -> None:
         while True:
-            lease = await self._take()
+            # Before the claim: what is appended after it rings again.
             self._news.clear()
+            lease = await self._take()
             if lease.events:
                 await inbox.add(self._names.name, (event.data for event in lease.events))
                 self._failpoint("stored")
@@ -210,14 +210,13 @@ class Puller:
         return found.leases[0]
 
     async def _wait(self, lease: Lease) -> None:
-        """Hold an empty lease until something comes."""
-        while not self._news.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_SECONDS):
-                    await self._news.wait()
-            [renewed] = await self._group.renew([lease.token], lease_ms=LEASE_MS)
-            if renewed.outcome == "lost":
-                raise self._replaced()
+        """Hold an empty lease until something comes, or for a while: a bell may fail to ring."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RENEW_SECONDS):
+                await self._news.wait()
+        [renewed] = await self._group.renew([lease.token], lease_ms=LEASE_MS)
+        if renewed.outcome == "lost":
+            raise self._replaced()
 
     def _replaced(self) -> RefusedError:
         return RefusedError(self._names.name, REPLACED.code, REPLACED.kind, REPLACED.detail)
