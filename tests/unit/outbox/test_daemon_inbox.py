@@ -45,7 +45,7 @@ async def test_a_damaged_file_is_moved_aside_and_numbers_go_on(tmp_path: Path) -
     inbox = an_inbox(tmp_path, clock)
 
     assert await inbox.listed(None, 0, 10) == []
-    assert (tmp_path / f"inbox.db.{clock.wall_ms()}").exists()  # noqa: ASYNC240
+    assert (tmp_path / f"inbox.db.{clock.wall_ms()}").exists()
     await inbox.add("shop", [entry("m-1")])
     assert await inbox.last() > before
     await inbox.close()
