@@ -19,6 +19,7 @@ import msgspec
 
 from fencepost.client.aio import AsyncMesh
 from fencepost.client.errors import FeatureRefusedError, FencepostError, ResponseError
+from fencepost.client.retry import REPEATED
 from fencepost.clock import Clock
 from fencepost.outbox.ages import HOUR_MS, AgeRefused, is_past_window, max_age_hours
 from fencepost.outbox.database import (
@@ -159,7 +160,6 @@ class Relay:
         self._settings = settings or RelaySettings()
         self._counted = Counts() if counted is None else counted
         self._terms: dict[str, Terms] = {}
-        self._terms_due_ms = 0
         self._held: dict[str, _Held] = {}
         self._finished: list[Finished] = []
         self._woken = asyncio.Event()
@@ -173,8 +173,13 @@ class Relay:
         """Deliver until `stop` is set; with `once` until no row is due."""
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(self._pass_on(stop))]
-            if not once:
-                beside.append(group.create_task(self._hear()))
+            if once:
+                await self._ask_for_terms(patient=False)
+            else:
+                beside += [
+                    group.create_task(self._hear()),
+                    group.create_task(self._keep_terms()),
+                ]
             try:
                 await self._work(group, once=once)
             finally:
@@ -185,7 +190,6 @@ class Relay:
         while True:
             # Cleared first: what happens from here on wakes the wait below.
             self._woken.clear()
-            await self._ask_for_terms(patient=not once)
             turn = await self._turn(once=once)
             if turn is not None:
                 for lease in turn.leases:
@@ -351,27 +355,29 @@ class Relay:
 
     # What the server offers
 
-    async def _ask_for_terms(self, *, patient: bool) -> None:
-        """Ask each mesh for its terms, now and then; without them its rows stay where they are.
+    async def _keep_terms(self) -> None:
+        """Ask the server now and then, beside the deliveries: it may take long to answer."""
+        while True:
+            have_all = await self._ask_for_terms(patient=True)
+            self._woken.set()
+            await asyncio.sleep((UPKEEP_MS if have_all else AWAY_MS) / 1000)
 
-        A server that is away is no error, unless the relay is to run once.
+    async def _ask_for_terms(self, *, patient: bool) -> bool:
+        """Ask each mesh for its terms; without them its rows stay where they are.
+
+        False: some are not known. A server that is away is no error, if the relay is `patient`.
         """
-        now_ms = self._clock.monotonic_ms()
-        if self._stopping or now_ms < self._terms_due_ms:
-            return
-        due_ms = now_ms + UPKEEP_MS
         for name, mesh in self._meshes.items():
             try:
                 async with asyncio.timeout(self._settings.attempt_ms / 1000):
                     self._terms[name] = await terms_of(mesh, self._settings.max_age_hours)
             except (FencepostError, TimeoutError) as error:
-                refused = isinstance(error, ResponseError) and error.status < 500
+                refused = isinstance(error, ResponseError) and error.status not in REPEATED
                 if isinstance(error, TermsRefusedError) or refused or not patient:
                     raise
                 if name not in self._terms:
                     log.warning("the server cannot be asked for the mesh %r: %s", name, error)
-                    due_ms = now_ms + AWAY_MS
-        self._terms_due_ms = due_ms
+        return self._terms.keys() == self._meshes.keys()
 
     # Hearing of new rows
 
@@ -388,7 +394,10 @@ class Relay:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(
-                    address, autocommit=True, application_name="fencepost-relay"
+                    address,
+                    autocommit=True,
+                    connect_timeout=10,
+                    application_name="fencepost-relay",
                 ) as connection:
                     await connection.execute(f"listen {CHANNEL}")
                     self._woken.set()
