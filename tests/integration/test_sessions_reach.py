@@ -11,6 +11,7 @@ from websockets.exceptions import InvalidStatus
 
 import fencepost
 from tests.engines import POSTGRES, emptied, server_at
+from tests.faults.test_groups import Unfenced
 from tests.integration.auth_support import ROOT, place, principal, token
 from tests.integration.mesh_support import Shop
 from tests.integration.test_auth_jwt import AUDIENCE, ISSUER, jwks, signed
@@ -105,6 +106,27 @@ def test_a_claim_that_takes_needs_the_verb_read_too(tmp_path: Path) -> None:
 
     assert answer.status_code == 200
     assert answer.json()["leases"] == []
+
+
+def stale_ack(url: str) -> int:
+    """The status of an ack by a session whose inbox a worker has taken over HTTP."""
+    with httpx.Client(base_url=url, timeout=30) as http:
+        shop = Shop(http)
+        with session(shop) as raw:
+            raw.hello("ann")
+            shop.send("m-1")
+            token_, _, at = raw.delivery()
+            claim = f"/v1/groups/mesh:{shop.name}:inbox:ann/claim"
+            taken = http.post(claim, json={"worker": "w", "take": True})
+            assert len(taken.json()["leases"]) == 1
+            status: int = raw.ask(ack={"token": token_, "at": at})["status"]
+            return status
+
+
+def test_only_the_fence_keeps_a_stale_session_from_acknowledging(tmp_path: Path) -> None:
+    with server_at(tmp_path / "fenced") as fenced, Unfenced(tmp_path / "open") as unfenced:
+        assert stale_ack(fenced.url) == 409
+        assert stale_ack(unfenced.url) == 200, "without the fence this test would notice nothing"
 
 
 def test_on_two_servers_the_newer_session_wins_and_both_deliver(tmp_path: Path) -> None:

@@ -244,9 +244,11 @@ class AsyncMeshSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None and self._failure is None:
-            await self.flush()
-        await self.close()
+        try:
+            if error is None and self._failure is None:
+                await self.flush()
+        finally:
+            await self.close()
 
     # Sending
 

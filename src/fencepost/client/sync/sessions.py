@@ -245,9 +245,11 @@ class MeshSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None and self._failure is None:
-            self.flush()
-        self.close()
+        try:
+            if error is None and self._failure is None:
+                self.flush()
+        finally:
+            self.close()
 
     # Sending
 
