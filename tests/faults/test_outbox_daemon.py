@@ -32,6 +32,10 @@ from tests.outboxing import OutboxProcess, until
 from tests.serving import ServerProcess
 
 FAILPOINT = "FENCEPOST_OUTBOX_FAILPOINT"
+# httpcore leaves a unix socket that could not be connected to the collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket.socket.* family=1:pytest.PytestUnraisableExceptionWarning"
+)
 
 
 @pytest.fixture(scope="module")
