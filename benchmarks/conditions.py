@@ -76,13 +76,16 @@ def _keyed(count: int) -> Iterator[bytes]:
 def _commits(count: int) -> Iterator[bytes]:
     item = {"stream": "bench", "content_type": BYTES, "data_base64": "eHh4" * 33 + "eA=="}
     body = json.dumps({"appends": [item] * COMMIT_APPENDS}).encode()
-    head = b"POST /v1/commit HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/commit HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
     return (head + body for _ in range(count))
 
 
 def post(condition: bytes) -> bytes:
     """An append with the header lines `condition`."""
-    head = b"POST /v1/stream/bench HTTP/1.1\r\nHost: bench\r\nContent-Type: %b\r\n" % BYTES.encode()
+    head = (
+        b"POST /v1/stream/bench HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: %b\r\n"
+        % BYTES.encode()
+    )
     return b"%b%bContent-Length: %d\r\n\r\n%b" % (head, condition, SIZE, BODY)
 
 

@@ -108,7 +108,7 @@ def _round(servers: dict[str, Running], number: int, appends: int) -> dict[str, 
 
 
 def _create(server: Running) -> None:
-    head = f"PUT /v1/stream/bench HTTP/1.1\r\nHost: bench\r\nContent-Type: {BYTES}\r\n"
+    head = f"PUT /v1/stream/bench HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {BYTES}\r\n"
     answers = pipeline(server.port, iter([f"{head}Content-Length: 0\r\n\r\n".encode()]))
     if answers != {201: 1}:
         raise BenchmarkError(f"creating the stream was answered {answers}")

@@ -198,7 +198,7 @@ async def _follow(writer_port: int, reader_port: int, rounds: int) -> tuple[list
     reader = await asyncio.open_connection("127.0.0.1", reader_port)
     await _ask(writer, "PUT", path, b"")
     target = f"/v1/stream/{path}?offset=-1&live=sse"
-    reader[1].write(f"GET {target} HTTP/1.1\r\nHost: b\r\n\r\n".encode())
+    reader[1].write(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     await reader[0].readuntil(b"\r\n\r\n")
     sent_ms, answered_ms = [], []
     for number in range(rounds + ROUNDS_BEFORE):
@@ -224,7 +224,7 @@ async def _arrival(reader: asyncio.StreamReader, mark: bytes) -> float:
 async def _ask(
     wire: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, body: bytes
 ) -> None:
-    head = f"{method} /v1/stream/{path} HTTP/1.1\r\nHost: b\r\nContent-Type: text/plain\r\n"
+    head = f"{method} /v1/stream/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n"
     wire[1].write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = await wire[0].readuntil(b"\r\n\r\n")
     if answer.split(b" ", 2)[1] not in (b"201", b"204"):

@@ -76,7 +76,8 @@ def _measure(streams: int) -> Callable[[Site], Outcome]:
 
 def parts(streams: int) -> Iterator[bytes]:
     """Requests that stage a part for each stream."""
-    head = f"HTTP/1.1\r\nHost: bench\r\nContent-Type: {JSON}\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    about = f"Content-Type: {JSON}\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    head = f"HTTP/1.1\r\nHost: 127.0.0.1\r\n{about}"
     for number in range(streams):
         yield b"POST /v1/staging/t/%06d %b%b" % (number, head.encode(), BODY)
 
