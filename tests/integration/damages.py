@@ -561,6 +561,10 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "group_count_wrong",
         ["UPDATE groups SET lanes = '[\"default\",\"default\"]' WHERE name = 'billing'"],
     ),
+    "numbers of leases that begin too low": (
+        "group_count_wrong",
+        ["UPDATE groups SET token_floor = -1 WHERE name = 'billing'"],
+    ),
     "targets that are known before there are events": (
         "watermark_wrong",
         ["UPDATE groups SET watermark = 1000000 WHERE name = 'billing'"],

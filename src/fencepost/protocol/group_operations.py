@@ -97,7 +97,9 @@ class ReplayDecision(NamedTuple):
     row: Target
 
 
-def decide_replay(row: Target | None, event: Parked, *, now_ms: int) -> ReplayDecision | None:
+def decide_replay(
+    group: Group, row: Target | None, event: Parked, *, now_ms: int
+) -> ReplayDecision | None:
     """Give a parked event out again. None: it is being replayed already.
 
     `at` does not move. A message's row went when the message was parked, and comes back for this.
@@ -106,7 +108,14 @@ def decide_replay(row: Target | None, event: Parked, *, now_ms: int) -> ReplayDe
         return None
     if row is None:
         position = event.position
-        row = Target(event.target, event.source, at=position, work_to=position, waits_from=position)
+        row = Target(
+            event.target,
+            event.source,
+            at=position,
+            work_to=position,
+            waits_from=position,
+            token=group.token_floor,
+        )
     waiting = row._replace(replaying=row.replaying + 1, updated_ms=now_ms)
     return ReplayDecision(event._replace(replaying=True), waiting)
 

@@ -99,6 +99,15 @@ class Group(NamedTuple):
     parked_count: int = 0
     lanes: tuple[str, ...] = ()
     """The lanes that targets of the group were ever in."""
+    token_floor: int = 0
+    """No lease of a row that is gone had a higher number. The numbers of new rows begin here, so a
+    worker that holds a lease of the row before never fits the one that is made again."""
+
+    def without(self, token: int) -> Group:
+        """The group once a row with this number is gone."""
+        return self._replace(
+            targets_count=self.targets_count - 1, token_floor=max(self.token_floor, token)
+        )
 
 
 class GroupInvalid(NamedTuple):

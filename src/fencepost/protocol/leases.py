@@ -447,7 +447,7 @@ def _wider(one: str, other: str) -> str | None:
 def _new_row(group: Group, item: Correlated) -> Target:
     # A message is a target of its own: what lies before it in the stream is not its business.
     at = item.position - 1 if group.settings.targets == "message" else group.start
-    return Target(item.target, item.source, at=at)
+    return Target(item.target, item.source, at=at, token=group.token_floor)
 
 
 def _correlate(row: Target, item: Correlated, now_ms: int) -> Target:

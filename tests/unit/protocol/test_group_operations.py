@@ -110,17 +110,18 @@ def test_an_event_that_is_processed_or_yet_to_come_cannot_be_parked() -> None:
 
 
 def test_parking_a_message_ends_its_target_and_replaying_it_brings_it_back() -> None:
-    queue, row = group(targets="message"), waiting("jobs@9", first=9, at=8, source="jobs")
+    queue = group(targets="message")._replace(token_floor=7)
+    row = waiting("jobs@9", first=9, at=8, source="jobs")
     parked = decide_park(queue, row, position=9, now_ms=NOW_MS)
     assert parked is not None
     assert parked.row is None
 
-    replayed = decide_replay(None, parked.event, now_ms=NOW_MS)
+    replayed = decide_replay(queue, None, parked.event, now_ms=NOW_MS)
 
     assert replayed is not None
     assert replayed.event.replaying
     assert replayed.row == Target(
-        "jobs@9", "jobs", at=9, work_to=9, waits_from=9, replaying=1, updated_ms=NOW_MS
+        "jobs@9", "jobs", at=9, work_to=9, waits_from=9, token=7, replaying=1, updated_ms=NOW_MS
     )
     assert replayed.row.has_work
 
@@ -128,8 +129,8 @@ def test_parking_a_message_ends_its_target_and_replaying_it_brings_it_back() -> 
 def test_an_event_is_replayed_once_at_a_time_and_at_does_not_move() -> None:
     event = Parked("orders/7", "orders/7", 2, "boom", 4, 1)
 
-    decision = decide_replay(waiting(at=9), event, now_ms=NOW_MS)
+    decision = decide_replay(group(), waiting(at=9), event, now_ms=NOW_MS)
 
     assert decision is not None
     assert (decision.row.at, decision.row.replaying) == (9, 1)
-    assert decide_replay(decision.row, decision.event, now_ms=NOW_MS) is None
+    assert decide_replay(group(), decision.row, decision.event, now_ms=NOW_MS) is None

@@ -93,7 +93,7 @@ SELECT first, last, state FROM large_commits ORDER BY first
 
 -- name: groups
 SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count,
-       lanes, state
+       lanes, token_floor, state
 FROM groups ORDER BY id
 
 -- name: leases

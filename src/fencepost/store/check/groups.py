@@ -19,7 +19,7 @@ from fencepost.store.check.report import Report, Rows
 from fencepost.store.sql import Row
 from fencepost.store.write.groups import DELETED, group_from_row, state_of, target_from_row
 
-_GROUP_COLUMNS = 10
+_GROUP_COLUMNS = 11
 _TARGET_COLUMNS = 18
 
 
@@ -96,6 +96,9 @@ class GroupCheck:
                 self._report.add("group_count_wrong", where, detail)
         if len(set(group.lanes)) != len(group.lanes):
             detail = f"a lane comes twice: {', '.join(group.lanes)}"
+            self._report.add("group_count_wrong", where, detail)
+        if group.token_floor < 0:
+            detail = f"new rows begin at number {group.token_floor}"
             self._report.add("group_count_wrong", where, detail)
 
     def _owner(self, group_id: int, where: str) -> Group | None:

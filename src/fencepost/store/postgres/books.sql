@@ -11,7 +11,8 @@ WHERE l.stream = $1 AND l.kind = 0 AND l.start_bytes < $2
 ORDER BY l.start_bytes DESC LIMIT 1
 
 -- name: every_group
-SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes,
+       token_floor
 FROM groups WHERE state = 0 ORDER BY name
 
 -- name: leases_of_target

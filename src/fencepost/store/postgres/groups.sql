@@ -2,16 +2,19 @@
 -- claim; what they change is written as rows.
 
 -- name: find_group
-SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes,
+       token_floor
 FROM groups WHERE name = $1 AND state = 0
 
 -- name: find_group_by_id
-SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes,
+       token_floor
 FROM groups WHERE id = $1 AND state = 0
 
 -- name: live_groups
 -- A page of groups, by their names.
-SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes,
+       token_floor
 FROM groups WHERE state = 0 AND name > $1 ORDER BY name LIMIT $2
 
 -- name: find_lease
@@ -100,15 +103,15 @@ DELETE FROM groups WHERE id = $1 AND state = 1
 -- name: save_group
 INSERT INTO groups (
     id, name, settings, start_position, watermark, created_ms, owner, targets_count,
-    parked_count, lanes, state
+    parked_count, lanes, token_floor, state
 )
 SELECT * FROM unnest(
     $1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[],
-    $8::bigint[], $9::bigint[], $10::text[], $11::bigint[]
+    $8::bigint[], $9::bigint[], $10::text[], $11::bigint[], $12::bigint[]
 )
 ON CONFLICT (id) DO UPDATE SET
     watermark = excluded.watermark, targets_count = excluded.targets_count, parked_count =
-    excluded.parked_count, lanes = excluded.lanes, state = excluded.state
+    excluded.parked_count, lanes = excluded.lanes, token_floor = excluded.token_floor, state = excluded.state
 
 -- name: save_lease
 INSERT INTO leases (
@@ -153,7 +156,8 @@ WHERE p.group_id = n.group_id AND p.target = n.target AND p.position = n.positio
 
 -- name: find_groups
 -- Find those of the named groups that exist.
-SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes
+SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count, lanes,
+       token_floor
 FROM groups WHERE name = ANY ($1::text[]) AND state = 0
 
 -- name: find_leases

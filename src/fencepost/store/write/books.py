@@ -216,7 +216,6 @@ class Books:
         if not paths:
             return
         groups = self._live_groups()
-        dropped: dict[int, int] = {}
         for path in paths:
             for group_id in {at[0] for at in (*self._rows.named(path), *self._changed())}:
                 group, row = groups.get(group_id), self._groups.find(group_id, path)
@@ -225,11 +224,8 @@ class Books:
                 if group.parked_count and self._groups.parked_of(group_id, path, NOWHERE, 1):
                     continue
                 self._groups.drop(changes, group_id, path)
-                dropped[group_id] = dropped.get(group_id, 0) + 1
-        for group_id, count in dropped.items():
-            group = groups[group_id]
-            left = group._replace(targets_count=group.targets_count - count)
-            self._groups.save_group(changes, left)
+                groups[group_id] = group.without(row.token)
+                self._groups.save_group(changes, groups[group_id])
 
     def _live_groups(self) -> dict[int, Group]:
         groups = {group.id: group for group in self._rows.groups()}

@@ -258,7 +258,7 @@ class GroupDecider:
         row = self._groups.find(group.id, source)
         mesh = self._ledger.meshes.find(group.name.split(":")[1])
         policy: Policy = "prefer_newest" if mesh is None else mesh.settings.default_policy
-        current = row or Target(source, source, at=group.start)
+        current = row or Target(source, source, at=group.start, token=group.token_floor)
         decision = decide_take(current, claim, policy=policy, now_ms=now_ms)
         if isinstance(decision, InboxHeld | InboxShared):
             return decision
@@ -383,11 +383,10 @@ class GroupDecider:
         if not decided:
             return group
         changes, groups = self._open_group(), self._groups
-        dropped = aside = 0
+        aside = 0
         for ref, decision in decided:
             if decision.row is None:
-                groups.drop(changes, group.id, ref.target)
-                dropped += 1
+                group = self._drop(group, ref.target, ref.number)
             else:
                 groups.save(changes, group.id, decision.row)
             for event in decision.parked:
@@ -397,7 +396,14 @@ class GroupDecider:
             for position in decision.handled:
                 groups.drop_parked(changes, group.id, ref.target, position)
                 aside -= 1
-        return self._recount(group, targets=-dropped, parked=aside)
+        return self._recount(group, parked=aside)
+
+    def _drop(self, group: Group, target: str, token: int) -> Group:
+        """Let the row of a target go, whose last number is known; the group as it then is."""
+        changes, without = self._open_group(), group.without(token)
+        self._groups.drop(changes, group.id, target)
+        self._groups.save_group(changes, without)
+        return without
 
     def _recount(self, group: Group, *, targets: int = 0, parked: int = 0) -> Group:
         if not targets and not parked:
@@ -539,8 +545,7 @@ class GroupDecider:
             current = groups.find_group(group.name) or group
             self._recount(current, parked=-len(gone))
         if group.settings.targets == "message" and not row.has_work:
-            groups.drop(changes, group.id, row.target)
-            self._recount(groups.find_group(group.name) or group, targets=-1)
+            self._drop(groups.find_group(group.name) or group, row.target, row.token)
             return
         groups.save(changes, group.id, row)
 
@@ -598,11 +603,11 @@ class GroupDecider:
                 # The event no longer waits to be replayed, so it is no work of the target.
                 row = row._replace(replaying=max(0, row.replaying - 1))
             self._groups.save_parked(changes, group.id, decision.event)
+            group = self._recount(group, parked=known is None)
             if row is None:
-                self._groups.drop(changes, group.id, name)
+                self._drop(group, name, found.token)
             else:
                 self._groups.save(changes, group.id, row)
-            self._recount(group, targets=-(row is None), parked=known is None)
             changed.append(name)
         return Changed(changed, None, len(changed))
 
@@ -620,7 +625,7 @@ class GroupDecider:
         changed: list[str] = []
         for event in events:
             row = self._groups.find(group.id, event.target)
-            decision = decide_replay(row, event, now_ms=now_ms)
+            decision = decide_replay(group, row, event, now_ms=now_ms)
             if decision is None:
                 continue
             changes = self._open_group()

@@ -344,12 +344,15 @@ def group_columns(group: Group) -> Row:
         group.targets_count,
         group.parked_count,
         msgspec.json.encode(group.lanes).decode(),
+        group.token_floor,
     )
 
 
 def group_from_row(row: Row) -> Group:
     """A group from its row on disk."""
-    group_id, name, settings, start, watermark, created_ms, owner, targets, parked, lanes = row
+    group_id, name, settings, start, watermark, created_ms, owner, targets, parked, lanes, floor = (
+        row
+    )
     return Group(
         group_id,
         name,
@@ -361,4 +364,5 @@ def group_from_row(row: Row) -> Group:
         targets,
         parked,
         tuple(msgspec.json.decode(lanes)),
+        floor,
     )
