@@ -98,7 +98,6 @@ from fencepost.client.errors import (
 from fencepost.client.group_worker import PermanentError
 from fencepost.client.groups import (
     Acked,
-    AckedItem,
     EventFailure,
     GroupEvent,
     GroupInfo,
@@ -129,6 +128,7 @@ from fencepost.client.producer.deliveries import AsyncDelivery, Delivery
 from fencepost.client.producer.machine import PendingBatch
 from fencepost.client.producer.sync import IdempotentProducer
 from fencepost.client.results import (
+    AckedItem,
     Appended,
     Batch,
     CommitResult,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import urllib.request
 from typing import Any
 
 from tests.integration.raw import Connection
+from tests.serving import ServerProcess
 from tests.unit.http.rawhttp import Reply
 
 JSON = "application/json"
@@ -22,6 +25,14 @@ def body_of(reply: Reply, status: int = 200) -> dict[str, Any]:
     assert reply.status == status, (reply.status, reply.body)
     found: dict[str, Any] = json.loads(reply.body)
     return found
+
+
+def metrics_of(server: ServerProcess, group: str) -> dict[str, float]:
+    """The metrics of a group, without its name in the labels."""
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^fencepost_group_(\w+){{group="{group}"(?:,(.*))?}} (\S+)$', text, re.M)
+    return {f"{name} {labels}".strip(): float(value) for name, labels, value in found}
 
 
 class Team:

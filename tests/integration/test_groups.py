@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engines import engine as engine
-from tests.integration.groups_support import JSON, Team, body_of, fresh
+from tests.integration.groups_support import JSON, Team, body_of, fresh, metrics_of
 from tests.integration.raw import Connection, code_of
 from tests.serving import ServerProcess
 
@@ -240,6 +240,75 @@ def test_a_large_commit_acks_with_its_effects(team: Team, wire: Connection) -> N
     assert done.status == 200
     assert team.ack(one)["outcome"] == "lost"
     assert (late.status, code_of(late)) == (412, "lease_lost")
+
+
+@pytest.mark.parametrize("appends", [1, 300], ids=["at once", "in slices"])
+def test_a_commit_notes_the_failure_behind_what_it_stores(
+    wire: Connection, appends: int, server_process: ServerProcess
+) -> None:
+    team = Team(wire, retries_max=1)
+    first, second = team.fill("a", "a")
+    outs = [append(f"{team.name}-out/{n}") for n in range(appends)]
+
+    def ending(lease: dict[str, Any], at: int) -> dict[str, Any]:
+        failure = {"position": second, "error": "boom", "delay_ms": 0}
+        return {"token": lease["token"], "at": at, "failure": failure}
+
+    [lease] = team.claim()
+    done = body_of(commit(wire, appends=outs, leases=[ending(lease, first)]))
+    [again] = team.claim(wait_ms=10_000)
+    blocked = body_of(commit(wire, appends=outs, leases=[ending(again, first)]))
+
+    [row] = team.get("streams")["streams"]
+    target = f"{team.name}/a"
+    assert done["leases"] == [{"target": target, "outcome": "failed", "at": first}]
+    assert (again["at"], again["retry"]) == (first, 1)
+    assert [event["position"] for event in again["events"]] == [second]
+    assert blocked["leases"] == [{"target": target, "outcome": "blocked", "at": first}]
+    assert (row["state"], row["error"]) == ("blocked", "boom")
+    metrics = metrics_of(server_process, team.name)
+    assert metrics['retries_total lane="default"'] == 1
+    assert metrics['blocked_total lane="default"'] == 1
+
+
+def test_a_failure_that_cannot_be_refuses_the_commit(team: Team, wire: Connection) -> None:
+    [first] = team.fill("a")
+    [lease] = team.claim()
+    out = f"{team.name}-out"
+
+    def tried(**failure: Any) -> Any:
+        item = {"token": lease["token"], "at": first, "failure": {"error": "boom", **failure}}
+        return commit(wire, appends=[append(out)], leases=[item])
+
+    for reply, code in (
+        (tried(position=first), "ack_invalid"),
+        (tried(position=first + 10**6), "ack_invalid"),
+        (tried(position=first, delay_ms=-1), "ack_invalid"),
+        (tried(position=first, error="x" * 5_000), "limit_exceeded"),
+        (tried(position=first, error="a\0b"), "group_invalid"),
+    ):
+        assert (code_of(reply), body_of(reply, reply.status)["lease"]) == (code, 0)
+    assert wire.ask("HEAD", f"/v1/stream/{out}").status == 404
+    assert team.ack(lease)["outcome"] == "acked"
+
+
+def test_the_answer_of_a_key_says_again_what_became_of_the_leases(
+    team: Team, wire: Connection
+) -> None:
+    team.fill("a")
+    [lease] = team.claim()
+    leases = [{"token": lease["token"], "at": lease["read_to"]}]
+    body = json.dumps({"appends": [append(f"{team.name}-out")], "leases": leases}).encode()
+
+    first, again = (
+        body_of(wire.ask("POST", "/v1/commit", "Idempotency-Key: acked", body=body))
+        for _ in range(2)
+    )
+
+    assert again == {**first, "duplicate": True}
+    assert first["leases"] == [
+        {"target": lease["target"], "outcome": "acked", "at": lease["read_to"]}
+    ]
 
 
 def test_a_commit_that_only_acks_is_refused(team: Team, wire: Connection) -> None:

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import time
-import urllib.request
 
 import fencepost
 from fencepost import EventFailure, LeaseAck
 from tests.engines import engine as engine
+from tests.integration.groups_support import metrics_of
 from tests.serving import ServerProcess
 
 SECONDS_MAX = 30.0
 
 
-def shown(server: ServerProcess, group: str) -> dict[str, float]:
-    """The metrics of a group, without its name in the labels."""
-    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        text = answer.read().decode()
-    found = re.findall(rf'^fencepost_group_(\w+){{group="{group}"(?:,(.*))?}} (\S+)$', text, re.M)
-    return {f"{name} {labels}".strip(): float(value) for name, labels, value in found}
-
-
 def wait_for(server: ServerProcess, group: str, name: str, value: float) -> dict[str, float]:
     """The metrics once one of them has a value: they are counted now and then."""
     deadline = time.monotonic() + SECONDS_MAX
-    while (metrics := shown(server, group)).get(name) != value:
+    while (metrics := metrics_of(server, group)).get(name) != value:
         assert time.monotonic() < deadline, metrics
         time.sleep(0.05)
     return metrics

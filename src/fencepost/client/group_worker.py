@@ -27,7 +27,6 @@ import msgspec
 from fencepost.client.errors import ConnectionFailedError, OutcomeUnknownError, UnavailableError
 from fencepost.client.groups import (
     Acked,
-    AckedItem,
     EventFailure,
     GroupEvent,
     GroupInfo,
@@ -37,6 +36,7 @@ from fencepost.client.groups import (
     RenewedItem,
     ReplayedEvent,
 )
+from fencepost.client.results import AckedItem
 
 AsyncHandler = Callable[[GroupEvent, Lease], Awaitable[None]]
 Handler = Callable[[GroupEvent, Lease], None]

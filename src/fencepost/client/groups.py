@@ -16,11 +16,9 @@ from fencepost.client.effects import Operation
 from fencepost.client.errors import GroupNotFoundError
 from fencepost.client.http import Request, target_of
 from fencepost.client.operations import decoded, encode_json
-from fencepost.client.results import LogEntry
+from fencepost.client.results import AckedItem, LogEntry
 from fencepost.client.retry import Answer, Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
-
-Outcome = Literal["acked", "failed", "blocked", "parked", "lost"]
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,14 +105,6 @@ class LeaseAck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: int | None = None
     failure: EventFailure | None = None
     replayed: list[ReplayedEvent] = []
-
-
-class AckedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one lease."""
-
-    target: str
-    outcome: Outcome
-    at: int | None = None
 
 
 class Acked(msgspec.Struct, frozen=True, kw_only=True):

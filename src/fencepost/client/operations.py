@@ -423,7 +423,6 @@ class WriterBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 _PART = ("txn", "part", "chunks")
-_LEASE = ("token", "at", "replayed")
 _PLAIN = (
     "close",
     "producer_strict",
@@ -445,14 +444,17 @@ def commit(
     key: str | None,
     reason: str | None = None,
     writer: WriterBatch | None = None,
-    leases: Iterable[tuple[str, int] | tuple[str, int, list[Any]]] = (),
+    leases: Iterable[tuple[str, int] | msgspec.Struct] = (),
 ) -> Operation[Committed]:
     """Several appends, all of them or none; `reason` is for the audit stream.
 
-    The third item of a lease says how its replayed events ended.
+    A lease is a token with the position to ack it at, or all that a `LeaseAck` says.
     """
     document: dict[str, Any] = {"appends": [append.document() for append in appends]}
-    acked = [dict(zip(_LEASE, lease, strict=False)) for lease in leases]
+    acked = [
+        {"token": lease[0], "at": lease[1]} if isinstance(lease, tuple) else lease
+        for lease in leases
+    ]
     if acked:
         document["leases"] = acked
     headers = [("Content-Type", JSON)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -146,6 +146,17 @@ class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     """`closed` while the books of the stream are closed."""
 
 
+Outcome = Literal["acked", "failed", "blocked", "parked", "lost"]
+
+
+class AckedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one lease."""
+
+    target: str
+    outcome: Outcome
+    at: int | None = None
+
+
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
     """All of it was done, now or, as a duplicate, before."""
 
@@ -157,6 +168,8 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this batch, sent again, has its first digest; None where the server cannot tell."""
     range: PositionRange | None = None
     """Of a batch that was published before: the positions that it was read from, if known."""
+    leases: list[AckedItem] = []
+    """What became of the leases that it acked, in their order."""
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,14 @@ from fencepost.client.errors import (
     TailMovedError,
 )
 from fencepost.client.group_worker import AWAY
-from fencepost.client.groups import GroupEvent, Lease, LeaseAck, ReplayedEvent, TargetInfo
+from fencepost.client.groups import (
+    EventFailure,
+    GroupEvent,
+    Lease,
+    LeaseAck,
+    ReplayedEvent,
+    TargetInfo,
+)
 from fencepost.client.http import Request
 from fencepost.client.operations import query_of, stream_target
 from fencepost.client.reading import LogReader, Pages
@@ -336,7 +343,7 @@ def handle(drain: Drain, lease: Lease, is_lost: Callable[[], bool]) -> Operation
             drain.tell(_crumb(drain, "lost", lease))
             return None
         if not event.replayed and clock.monotonic_ms() - began_ms > FLUSH_MS and unit:
-            return (yield from _store(drain, lease, unit, lease.at if at is None else at, replayed))
+            return (yield from _store(drain, lease, unit, _ack(lease, at, replayed)))
         error, reaction = yield from _react(drain, lease, event, unit)
         if error is None:
             unit.keep()
@@ -349,16 +356,26 @@ def handle(drain: Drain, lease: Lease, is_lost: Callable[[], bool]) -> Operation
         log.debug("the reaction to %s %d failed", event.stream, event.position, exc_info=error)
         retry = reaction.retry if reaction else drain.registry.retry_of(_name(event))
         dice = clock.random()
-        failure = retry.failure(event.position, error, retry=lease.retry, dice=dice)
+        # The lease tells of attempts at its first event alone.
+        spent = lease.retry if at is None else 0
+        failure = retry.failure(event.position, error, retry=spent, dice=dice)
         if event.replayed:
             replayed.append(ReplayedEvent(position=event.position, error=failure.error))
             continue
-        if unit:
-            # What the events before did is stored with their ack. The lease ends with that, so
-            # this event comes again at once, as the first of a lease that can report its failure.
-            return (yield from _store(drain, lease, unit, lease.at if at is None else at, replayed))
-        return LeaseAck(token=lease.token, at=at, failure=failure, replayed=replayed)
-    return (yield from _store(drain, lease, unit, lease.read_to, replayed))
+        # What the events before did is stored with their ack and with this failure.
+        return (yield from _store(drain, lease, unit, _ack(lease, at, replayed, failure)))
+    return (yield from _store(drain, lease, unit, _ack(lease, lease.read_to, replayed)))
+
+
+def _ack(
+    lease: Lease,
+    at: int | None,
+    replayed: list[ReplayedEvent],
+    failure: EventFailure | None = None,
+) -> LeaseAck:
+    """The end of a lease whose events are handled up to `at`."""
+    reached = lease.at if at is None else at
+    return LeaseAck(token=lease.token, at=reached, failure=failure, replayed=replayed)
 
 
 def _react(
@@ -415,17 +432,13 @@ def _is_free(settings: ClientSettings, guard: str) -> Operation[bool]:
     return answer.response.integer("stream-version") == -1
 
 
-def _store(
-    drain: Drain, lease: Lease, unit: Unit, at: int, replayed: list[ReplayedEvent]
-) -> Operation[LeaseAck | None]:
+def _store(drain: Drain, lease: Lease, unit: Unit, ack: LeaseAck) -> Operation[LeaseAck | None]:
     """Store what was gathered and ack the lease, in one commit; without effects, only the ack."""
     if not unit:
-        return LeaseAck(token=lease.token, at=at, replayed=replayed)
+        return ack
     appends = unit.appends()
     try:
-        yield from operations.commit(
-            drain.settings, appends, None, leases=[(lease.token, at, replayed)]
-        )
+        done = yield from operations.commit(drain.settings, appends, None, leases=[ack])
     except LeaseLostError:
         drain.tell(_crumb(drain, "lost", lease))
         return None
@@ -448,7 +461,9 @@ def _store(
         for kind, path in unit.streams():
             drain.deciding.cache.drop(kind, path)
     drain.tell(_crumb(drain, "committed", lease, events=sum(len(a.messages) for a in appends)))
-    drain.tell(_crumb(drain, "acked", lease, position=at))
+    # A commit whose first answer was lost is known again by its key, and says the same.
+    for item in done.leases:
+        drain.tell(_crumb(drain, item.outcome, lease, position=item.at))
     return None
 
 

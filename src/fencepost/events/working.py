@@ -29,7 +29,8 @@ from fencepost.client.group_worker import (
     async_work_leases,
     work_leases,
 )
-from fencepost.client.groups import AckedItem, Lease, LeaseAck, Leases, RenewedItem
+from fencepost.client.groups import Lease, LeaseAck, Leases, RenewedItem
+from fencepost.client.results import AckedItem
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.events import tracing

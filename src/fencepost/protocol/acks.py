@@ -16,7 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from fencepost.protocol.groups import Group
-from fencepost.protocol.leases import AckInvalid, Parked, Target, lease_is_current
+from fencepost.protocol.leases import (
+    DEFAULT_LANE,
+    AckInvalid,
+    LeaseRef,
+    Parked,
+    Target,
+    lease_is_current,
+)
 from fencepost.protocol.timing import delay_ms
 
 Word = Literal["acked", "failed", "blocked", "parked", "lost"]
@@ -63,6 +70,18 @@ class AckDecision(NamedTuple):
     """Parked events that are new or changed."""
     handled: Sequence[int] = ()
     """Positions of parked events that were handled now: their rows go."""
+
+
+class AckItem(NamedTuple):
+    """What one item of an ack came to, as its answer and the counts have it."""
+
+    target: str
+    outcome: Word
+    at: int | None
+    failed: int | None = None
+    has_work: bool = False
+    """Whether the target can be claimed again, now or later."""
+    lane: str = DEFAULT_LANE
 
 
 class Lost(NamedTuple):
@@ -117,6 +136,29 @@ def decide_ack(
     full = group.parked_count >= parked_max
     decided = _decide_failure(group, row, failure, full=full, random=random, now_ms=now_ms)
     return decided._replace(parked=(*again, *decided.parked), handled=handled)
+
+
+def acked_item(target: str, ack: Ack, decision: AckDecision) -> AckItem:
+    """What the ack of a target came to."""
+    row = decision.row
+    return AckItem(
+        target,
+        decision.outcome,
+        decision.at,
+        None if ack.failure is None else ack.failure.position,
+        row is not None and row.has_work and not row.blocked,
+        DEFAULT_LANE if row is None else row.lane,
+    )
+
+
+def acked_items(
+    asked: Sequence[tuple[LeaseRef, Ack]], decided: Sequence[tuple[LeaseRef, AckDecision]]
+) -> tuple[AckItem, ...]:
+    """What the acks of a commit came to."""
+    return tuple(
+        acked_item(ref.target, ack, decision)
+        for (ref, ack), (_, decision) in zip(asked, decided, strict=True)
+    )
 
 
 def check_ack(ack: Ack, *, head: int) -> AckInvalid | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from fencepost.protocol.acks import Ack
+from fencepost.protocol.acks import Ack, AckItem
 from fencepost.protocol.appends import (
     AlreadyClosed,
     Append,
@@ -73,6 +73,8 @@ class Commit(NamedTuple):
 
     leases: Sequence[tuple[LeaseRef, Ack]] = ()
     """Leases that must be current. The commit acks them: effects and ack are one."""
+    random: float = 0.0
+    """For the waits of events that its acks say failed."""
 
     def names(self) -> Named:
         """What its items name."""
@@ -145,6 +147,8 @@ class Committed(NamedTuple):
     """All items were appended."""
 
     outcomes: tuple[Appended, ...]
+    acks: tuple[AckItem, ...] = ()
+    """What its acks came to, as `leases` are ordered."""
 
 
 class CommittedInSlices(NamedTuple):
@@ -155,6 +159,7 @@ class CommittedInSlices(NamedTuple):
 
     answer: bytes
     duplicate: bool = False
+    acks: tuple[AckItem, ...] = ()
 
 
 class CommitDuplicate(NamedTuple):
@@ -234,7 +239,8 @@ def decide_commit(
 
 def describe_commit(request: Commit, outcome: Committed | CommitDuplicate) -> bytes:
     """The body that answers a commit: where each of its appends went."""
-    return join_described([describe_items(request.items, outcome.outcomes)])
+    acks = outcome.acks if isinstance(outcome, Committed) else ()
+    return join_described([describe_items(request.items, outcome.outcomes)], acks)
 
 
 def describe_items(
@@ -249,9 +255,15 @@ def describe_items(
     return msgspec.json.encode(appends)[1:-1]
 
 
-def join_described(pieces: Sequence[bytes]) -> bytes:
+def join_described(pieces: Sequence[bytes], acks: Sequence[AckItem] = ()) -> bytes:
     """The body that answers a commit, put together from its pieces."""
-    return b'{"appends":[%b]}' % b",".join(piece for piece in pieces if piece)
+    return b'{"appends":[%b%b' % (b",".join(filter(None, pieces)), end_described(acks))
+
+
+def end_described(acks: Sequence[AckItem]) -> bytes:
+    """The end of the body, behind the appends: what the acks came to, if there are any."""
+    shown = [{"target": ack.target, "outcome": ack.outcome, "at": ack.at} for ack in acks]
+    return b'],"leases":%b}' % msgspec.json.encode(shown) if shown else b"]}"
 
 
 def _where(outcome: Appended | Duplicate | Replayed | AlreadyClosed) -> dict[str, object]:

@@ -161,7 +161,7 @@ class Assembly:
         self.metrics.watch_meshes(sending, sessions)
         handlers = Handlers(
             streams=Streams(store, reads, settings, tokens, is_authorized=gate is not None),
-            commits=Commits(store, settings.limits, tokens, settings.groups),
+            commits=Commits(store, settings.limits, clock, tokens, settings.groups, groups.working),
             staging=Staging(store, settings.limits),
             groups=groups,
             meshes=meshes,

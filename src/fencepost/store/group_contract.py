@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from fencepost.protocol.acks import Ack, Word
+from fencepost.protocol.acks import Ack, AckItem
 from fencepost.protocol.groups import (
     Filter,
     Group,
@@ -20,7 +20,6 @@ from fencepost.protocol.groups import (
     LimitExceeded,
 )
 from fencepost.protocol.leases import (
-    DEFAULT_LANE,
     BeyondHead,
     Claim,
     Claimed,
@@ -164,18 +163,6 @@ class ClaimDone(NamedTuple):
     now_ms: int = 0
     aside: Sequence[Sequence[Parked]] = ()
     """For each lease: its parked events that are to be left out or replayed."""
-
-
-class AckItem(NamedTuple):
-    """What one item of an ack came to."""
-
-    target: str
-    outcome: Word
-    at: int | None
-    failed: int | None = None
-    has_work: bool = False
-    """Whether the target can be claimed again, now or later."""
-    lane: str = DEFAULT_LANE
 
 
 class AckDone(NamedTuple):

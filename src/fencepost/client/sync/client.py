@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from fencepost.client import operations, subscriptions, writers
 from fencepost.client.arrow_log import ArrowPage, arrow_page
-from fencepost.client.groups import GroupInfo
+from fencepost.client.groups import GroupInfo, LeaseAck
 from fencepost.client.meshes import MeshInfo
 from fencepost.client.operations import CommitAppend, Creation, WriterBatch, query_of
 from fencepost.client.reading import LogReader, Pages
@@ -174,14 +174,15 @@ class Client:
         *,
         key: str | None = None,
         writer: WriterBatch | None = None,
-        leases: Iterable[tuple[str, int]] = (),
+        leases: Iterable[tuple[str, int] | LeaseAck] = (),
         headers: Mapping[str, Value] | None = None,
         params: Mapping[str, Value] | None = None,
     ) -> Committed:
         """Several appends to several streams, all of them or none; as a writer's batch, once.
 
         `leases` are tokens of groups with the position to ack each at, in the same transaction: if
-        one is no longer current, nothing is stored (`LeaseLostError`).
+        one is no longer current, nothing is stored (`LeaseLostError`). A `LeaseAck` can also say
+        that the event behind that position failed.
         """
         settings = self._driver.settings.carrying(headers, params)
         return self._driver.run(

@@ -73,11 +73,20 @@ class ReplayedBody(msgspec.Struct, forbid_unknown_fields=True):
     error: str | None = None
 
 
-class AckItemBody(msgspec.Struct, forbid_unknown_fields=True):
+class _EndBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     token: str
-    at: int | None = None
     failure: FailureBody | None = None
     replayed: list[ReplayedBody] = []
+
+
+class AckItemBody(_EndBody, kw_only=True):
+    at: int | None = None
+
+
+class LeaseBody(_EndBody, kw_only=True):
+    """A lease of a commit, which must say how far the effects of the commit reach."""
+
+    at: int
 
 
 class AckBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -223,25 +232,8 @@ class Bodies:
     def acks(self, group: str, body: AckBody) -> list[tuple[LeaseRef, Ack]]:
         """The items of an ack."""
         refs = self.leases(group, [item.token for item in body.items])
-        return [(ref, self._ack(ref, item)) for ref, item in zip(refs, body.items, strict=True)]
-
-    def _ack(self, ref: LeaseRef, item: AckItemBody) -> Ack:
-        failure = item.failure
-        failed = None
-        if failure is not None:
-            if failure.delay_ms is not None and not 0 <= failure.delay_ms <= TIME_MS_MAX:
-                raise bad("ack_invalid", "delay_ms is an integer from 0 on")
-            failed = Failure(
-                failure.position,
-                error_text(_encodable(failure.error), self._groups),
-                failure.permanent,
-                failure.park,
-                failure.delay_ms,
-            )
-        if len(item.replayed) > self._groups.claim_events_max:
-            raise limit_exceeded("claim_events_max", self._groups.claim_events_max)
-        replayed = [replay_result(r.position, r.error, self._groups) for r in item.replayed]
-        return Ack(ref.number, item.at, failed, replayed)
+        items = zip(refs, body.items, strict=True)
+        return [(ref, ack_of(ref, item, self._groups)) for ref, item in items]
 
     # Operators
 
@@ -286,6 +278,26 @@ class Bodies:
                 good(within("position", event.position, 0, POSITION_MAX))
             events = [(self.target(event.target), event.position) for event in body.events]
         return ParkEvents(group, replay, events, filter_of(body.filter), body.limit)
+
+
+def ack_of(ref: LeaseRef, item: AckItemBody | LeaseBody, limits: GroupLimits) -> Ack:
+    """How a lease ends, in a request to ack or in a commit."""
+    failure = item.failure
+    failed = None
+    if failure is not None:
+        if failure.delay_ms is not None and not 0 <= failure.delay_ms <= TIME_MS_MAX:
+            raise bad("ack_invalid", "delay_ms is an integer from 0 on")
+        failed = Failure(
+            failure.position,
+            error_text(_encodable(failure.error), limits),
+            failure.permanent,
+            failure.park,
+            failure.delay_ms,
+        )
+    if len(item.replayed) > limits.claim_events_max:
+        raise limit_exceeded("claim_events_max", limits.claim_events_max)
+    replayed = [replay_result(r.position, r.error, limits) for r in item.replayed]
+    return Ack(ref.number, item.at, failed, replayed)
 
 
 def filter_of(body: FilterBody | None) -> Filter:

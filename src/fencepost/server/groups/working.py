@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fencepost.clock import Clock
+from fencepost.protocol.acks import AckItem
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import SHARE_AT_FIRST, CorrelationMoved, next_share
@@ -233,7 +234,7 @@ class Working:
         """Count an outcome, tell the feed, and wake claims that may now find work."""
         known = self.known.get(name)
         if isinstance(outcome, AckDone):
-            self._note_acks(name, known, outcome)
+            self._note_acks(name, known, outcome.items)
             if outcome.claimed is not None:
                 self._note(name, outcome.claimed)
         elif isinstance(outcome, ClaimDone):
@@ -262,9 +263,14 @@ class Working:
                 counted.lost += 1
             self._feed.tell(name, "blocked", target=row.target, error=row.error)
 
-    def _note_acks(self, name: str, known: Known | None, done: AckDone) -> None:
+    def note_commit(self, groups: Sequence[str], acks: Sequence[AckItem]) -> None:
+        """Count the acks of a commit, each of its group."""
+        for name, item in zip(groups, acks, strict=True):
+            self._note_acks(name, self.known.get(name), (item,))
+
+    def _note_acks(self, name: str, known: Known | None, items: Sequence[AckItem]) -> None:
         wakes = False
-        for item in done.items:
+        for item in items:
             self._feed.tell(name, item.outcome, target=item.target, at=item.at, failed=item.failed)
             wakes = wakes or item.has_work
             if known is None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from fencepost.clock import Clock
 from fencepost.http.messages import Request, Response
 from fencepost.memory import dissolve, paused_collector
 from fencepost.protocol.acks import Ack
@@ -62,7 +63,8 @@ from fencepost.protocol.writers import (
     WriterRangeMismatch,
 )
 from fencepost.server import access
-from fencepost.server.groups.bodies import ReplayedBody, limit_exceeded, replay_result
+from fencepost.server.groups.bodies import LeaseBody, ack_of, limit_exceeded
+from fencepost.server.groups.working import Working
 from fencepost.server.handlers import parsing, rendering, writers
 from fencepost.server.handlers.parsing import RefusedError, bad, decoded, rfc3339
 from fencepost.server.handlers.rendering import (
@@ -116,22 +118,16 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
     truncate_before: str | None = None
 
 
-class _Lease(msgspec.Struct, forbid_unknown_fields=True):
-    token: str
-    at: int
-    replayed: list[ReplayedBody] = []
-
-
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
     appends: list[_Item]
     writer: writers.BatchBody | None = None
-    leases: list[_Lease] = []
+    leases: list[LeaseBody] = []
 
 
 class _RawBody(msgspec.Struct, forbid_unknown_fields=True):
     appends: list[msgspec.Raw]
     writer: writers.BatchBody | None = None
-    leases: list[_Lease] = []
+    leases: list[LeaseBody] = []
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -151,13 +147,17 @@ class Commits:
         self,
         store: Store,
         limits: Limits,
-        tokens: LeaseTokens | None = None,
-        groups: GroupLimits | None = None,
+        clock: Clock,
+        tokens: LeaseTokens,
+        groups: GroupLimits,
+        working: Working,
     ) -> None:
         self._store = store
         self._limits = limits
+        self._clock = clock
         self._tokens = tokens
-        self._groups = groups or GroupLimits()
+        self._groups = groups
+        self._working = working
 
     def commit(self, request: Request, answer: Respond) -> Awaitable[Response] | None:
         if len(request.body) > LARGE_BODY_BYTES:
@@ -165,8 +165,19 @@ class Commits:
         _check_headers(request)
         commit = self._parse(request)
         may_read = access.may_read(request.principal)
-        self._store.commit(commit, lambda outcome: answer(committed(commit, outcome, may_read)))
+
+        def done(outcome: CommitOutcome | Failed | Unknown) -> None:
+            self._note(commit, outcome)
+            answer(committed(commit, outcome, may_read))
+
+        self._store.commit(commit, done)
         return None
+
+    def _note(self, commit: Commit, outcome: CommitOutcome | Failed | Unknown) -> None:
+        """Have the acks of a commit counted as those of other requests are."""
+        if isinstance(outcome, Committed | CommittedInSlices) and outcome.acks:
+            groups = [ref.group for ref, _ in commit.leases]
+            self._working.note_commit(groups, outcome.acks)
 
     async def commit_large(self, request: Request) -> Response:
         """A commit with a large body: other requests have their turn while it is read."""
@@ -196,7 +207,9 @@ class Commits:
         answered: asyncio.Future[CommitOutcome | Failed | Unknown]
         answered = asyncio.get_running_loop().create_future()
         self._store.commit(commit, lambda outcome: _resolve(answered, outcome))
-        answer = committed(commit, await answered, None if shows_all else may_read)
+        outcome = await answered
+        self._note(commit, outcome)
+        answer = committed(commit, outcome, None if shows_all else may_read)
         await dissolve(items, body.appends)
         return answer
 
@@ -245,20 +258,20 @@ class Commits:
         batch = None if writer is None else writers.batch_of(writer, request, self._limits)
         principal = access.name_of(request.principal)
         leases = self._leases(body.leases)
-        return Commit(items, key, mark[:DIGEST_BYTES], principal, batch, named, leases)
+        dice = self._clock.random() if leases else 0.0
+        return Commit(items, key, mark[:DIGEST_BYTES], principal, batch, named, leases, dice)
 
-    def _leases(self, given: list[_Lease]) -> list[tuple[LeaseRef, Ack]]:
+    def _leases(self, given: list[LeaseBody]) -> list[tuple[LeaseRef, Ack]]:
         if len(given) > self._groups.claim_streams_max:
             raise limit_exceeded("claim_streams_max", self._groups.claim_streams_max)
         leases = []
         for index, lease in enumerate(given):
             try:
                 ref = parsing.lease_of(lease.token, self._tokens)
+                leases.append((ref, ack_of(ref, lease, self._groups)))
             except RefusedError as error:
                 error.response = at_lease(error.response, index)
                 raise
-            results = [replay_result(r.position, r.error, self._groups) for r in lease.replayed]
-            leases.append((ref, Ack(ref.number, lease.at, None, results)))
         return leases
 
     def _item(self, item: _Item, request: Request) -> CommitItem:
@@ -475,11 +488,12 @@ def _readable(commit: Commit, answer: bytes, may_read: Callable[[str], bool] | N
     """An answer that says of streams which may not be read only that they were appended to."""
     if may_read is None or all(may_read(item.append.path) for item in commit.items):
         return answer
-    shown = [
+    shown = msgspec.json.decode(answer)
+    shown["appends"] = [
         append if may_read(append["stream"]) else {"stream": append["stream"]}
-        for append in msgspec.json.decode(answer)["appends"]
+        for append in shown["appends"]
     ]
-    return msgspec.json.encode({"appends": shown})
+    return msgspec.json.encode(shown)
 
 
 def _described(answer: bytes, *, duplicate: bool, batch: int | None = None) -> Response:

@@ -314,7 +314,7 @@ class LargeCommit:
         if not self._held.was_shown:
             self._show()  # the last commit was said to be in doubt, and is on disk
         self._decider.counts.add_all(decided.counts)
-        return CommittedInSlices(decided.answer)
+        return CommittedInSlices(decided.answer, acks=decided.acks)
 
     def _carry(self, number: int, piece: Slice) -> None:
         group = self._decider.group

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fencepost.protocol.acks import AckDecision
+from fencepost.protocol.acks import AckDecision, AckItem, acked_items
 from fencepost.protocol.appends import (
     AlreadyClosed,
     Append,
@@ -36,6 +36,7 @@ from fencepost.protocol.commits import (
     CommittedInSlices,
     Part,
     describe_items,
+    end_described,
     join_described,
 )
 from fencepost.protocol.groups import LimitExceeded
@@ -64,6 +65,7 @@ class Decided(NamedTuple):
     last_slice: int
     answer: bytes
     counts: Counts
+    acks: tuple[AckItem, ...] = ()
 
 
 class LargeDecision(ABC):
@@ -240,7 +242,8 @@ class LargeDecision(ABC):
             return self._refused
         if self._repeated and self._done_count:
             return CommitPartial(tuple(self._repeated))
-        answer = join_described(self._pieces)
+        acks = acked_items(self._request.leases, self._acks)
+        answer = join_described(self._pieces, acks)
         if self._repeated:
             return CommittedInSlices(answer, duplicate=True)
         pending = None
@@ -251,13 +254,13 @@ class LargeDecision(ABC):
         refused = self._take_over()
         if refused is not None:
             return CommitRefused(0, refused)
-        return Decided(self._count, answer, self._counts)
+        return Decided(self._count, answer, self._counts, acks)
 
     def _lost(self) -> CommitLeaseLost | CommitRefused | None:
         """Whether a lease is not current now, in the decision that makes the commit certain."""
         groups = self._decider.groups
         if self._request.leases:
-            acks = groups.prepare(self._request.leases)
+            acks = groups.prepare(self._request.leases, self._request.random)
             if isinstance(acks, CommitLeaseLost):
                 return acks
             self._acks = acks
@@ -293,7 +296,8 @@ class LargeDecision(ABC):
             ledger.writers.publish(group, self._writer)
         if request.key is not None:
             record = KeyRecord(request.digest, START, START, False, self._last, self._now_ms)
-            self._packed += [self._packer.compress(b"]}"), self._packer.flush()]
+            end = end_described(acked_items(request.leases, self._acks))
+            self._packed += [self._packer.compress(end), self._packer.flush()]
             place = (COMMITS, request.principal, request.key)
             ledger.keep_key(group, place, record, b"".join(self._packed))
 

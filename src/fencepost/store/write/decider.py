@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fencepost.protocol.acks import AckDecision
+from fencepost.protocol.acks import AckDecision, acked_items
 from fencepost.protocol.appends import (
     AlreadyClosed,
     Append,
@@ -357,7 +357,7 @@ class Decider:
         outcome: CommitOutcome = decide_commit(outcomes)
         acks: list[tuple[LeaseRef, AckDecision]] = []
         if request.leases and not isinstance(outcome, CommitDuplicate):
-            prepared = self.groups.prepare(request.leases)
+            prepared = self.groups.prepare(request.leases, request.random)
             if isinstance(prepared, CommitLeaseLost):
                 return prepared
             acks = prepared
@@ -374,6 +374,7 @@ class Decider:
             self.ledger.usage.add(self.group, request.principal, draft.takes)
             self.carry_out(draft)
             self.groups.apply(acks)
+            outcome = outcome._replace(acks=acked_items(request.leases, acks))
             self.ledger.books.retire(draft.books, self.group)
             self._keep_commit(request, draft, outcome, now_ms)
             self.claims.take_over(draft.standings)

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from fencepost.protocol.acks import Ack, AckDecision, Lost, check_ack, decide_ack
+from fencepost.protocol.acks import (
+    Ack,
+    AckDecision,
+    AckItem,
+    Lost,
+    acked_item,
+    check_ack,
+    decide_ack,
+)
 from fencepost.protocol.claims import AuditEvent
 from fencepost.protocol.commits import CommitLeaseLost
 from fencepost.protocol.grants import GROUPS
@@ -34,7 +42,6 @@ from fencepost.protocol.groups import (
     decide_group,
 )
 from fencepost.protocol.leases import (
-    DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
     CorrelationDecision,
@@ -59,7 +66,6 @@ from fencepost.protocol.shares import GROUPS as GROUPS_SHARE
 from fencepost.protocol.shares import PARKED_EVENTS, TARGETS, Amounts
 from fencepost.store.group_contract import (
     AckDone,
-    AckItem,
     AckLeases,
     AckRefused,
     Changed,
@@ -320,10 +326,7 @@ class GroupDecider:
             if isinstance(outcome, Lost):
                 items.append(AckItem(ref.target, "lost", None))
                 continue
-            failed = None if ack.failure is None else ack.failure.position
-            left = outcome.row is not None and outcome.row.has_work and not outcome.row.blocked
-            lane = DEFAULT_LANE if outcome.row is None else outcome.row.lane
-            items.append(AckItem(ref.target, outcome.outcome, outcome.at, failed, left, lane))
+            items.append(acked_item(ref.target, ack, outcome))
             drafted[ref.target] = outcome.row
             decided.append((ref, outcome))
             parked += outcome.outcome == "parked"
@@ -442,7 +445,7 @@ class GroupDecider:
         return check_lease(group, self._find(group, ref), ref)
 
     def prepare(
-        self, leases: Sequence[tuple[LeaseRef, Ack]]
+        self, leases: Sequence[tuple[LeaseRef, Ack]], random: float
     ) -> list[tuple[LeaseRef, AckDecision]] | CommitLeaseLost:
         """What the acks of a commit come to, before anything of it is done."""
         now_ms = self._tick()
@@ -453,7 +456,7 @@ class GroupDecider:
             if group is None:
                 return CommitLeaseLost(index, GroupGone())
             rows = drafted.setdefault((group.id, group.name), {})
-            outcome = self._decide_ack(group, ref, ack, rows, 0.0, now_ms)
+            outcome = self._decide_ack(group, ref, ack, rows, random, now_ms)
             if isinstance(outcome, AckInvalid):
                 return CommitLeaseLost(index, outcome)
             if isinstance(outcome, Lost):

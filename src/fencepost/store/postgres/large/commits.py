@@ -332,7 +332,7 @@ class LargeCommit:
         self._is_under_way = False
         self._decider.counts.add_all(outcome.counts)
         await self._host.feed.reach(self._last_turn, TELL_S_MAX)
-        return CommittedInSlices(outcome.answer)
+        return CommittedInSlices(outcome.answer, acks=outcome.acks)
 
     def _give_up(self, decision: TurnDecision, _decider: Decider) -> Decided | CommitOutcome:
         """In a turn of this node, when its transaction is undone: it is over."""
