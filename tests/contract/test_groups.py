@@ -198,6 +198,27 @@ async def test_a_target_that_kills_its_workers_is_blocked(
     assert "2 workers in a row" in row.error
 
 
+async def test_a_target_that_kills_its_workers_takes_none_that_they_held_beside_it_along(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await with_work(subject, *(f"orders/{n}" for n in range(9)), "orders/poison")
+    acked_targets: list[str] = []
+    for _ in range(30):
+        outcome = a(ClaimDone, await ask(subject, claiming(group)))
+        rows = rows_of(outcome.leases)
+        if outcome.blocked:
+            break
+        if any(row.target == "orders/poison" for row in rows):
+            clock.advance(LEASE_MS)  # the worker dies of it, with all that it holds
+            continue
+        for row in rows:
+            assert await acked(subject, group, row) == "acked"
+            acked_targets.append(row.target)
+
+    assert [row.target for row in outcome.blocked] == ["orders/poison"]
+    assert sorted(acked_targets) == [f"orders/{n}" for n in range(9)]
+
+
 async def test_correlation_is_a_compare_and_swap_that_never_passes_the_head(
     subject: Subject,
 ) -> None:

@@ -38,6 +38,10 @@ SHARE_AT_FIRST = 0.5
 FAIR_PART = 4
 """One of so many lagging targets is taken for its age alone."""
 
+SUSPECT_LOST = 2
+"""A target that so many workers in a row let expire is claimed alone: if it kills its workers, the
+targets that they hold beside it must not be blocked with it."""
+
 DEFAULT_LANE = "default"
 
 
@@ -242,6 +246,7 @@ def decide_claim(
         else:
             takeable.append(counted)
     chosen = _choose(takeable, share_slots(claim.streams_max, claim.lagging_share, claim.cycle))
+    chosen = _apart(chosen, max(1, min(SUSPECT_LOST, lost_max)))
     until_ms = now_ms + claim.lease_ms
     leases = [
         Claimed(
@@ -307,6 +312,16 @@ def _choose(rows: list[Target], slots: Slots) -> list[tuple[Target, bool]]:
                 break
             chosen.setdefault(row.target, (row, leading))
     return list(chosen.values())
+
+
+def _apart(chosen: list[tuple[Target, bool]], suspect_lost: int) -> list[tuple[Target, bool]]:
+    """The targets of a claim, so that one which may kill its worker comes alone.
+
+    The first one is the oldest, so a suspect has its turn when no older work is left.
+    """
+    if chosen and chosen[0][0].lost >= suspect_lost:
+        return chosen[:1]
+    return [(row, leading) for row, leading in chosen if row.lost < suspect_lost]
 
 
 def lost_error(lost: int) -> str:

@@ -125,6 +125,18 @@ def test_a_target_that_keeps_losing_its_workers_is_blocked_and_says_so() -> None
     assert "6 workers in a row" in blocked.error
 
 
+def test_a_target_that_lost_two_workers_comes_alone() -> None:
+    suspect, first = waiting("suspect", first=5, lost=2), waiting("first", first=4)
+    others = [waiting(f"other-{n}", first=6 + n, lost=1) for n in range(3)]
+
+    assert names(claim(suspect, first, *others)) == {"first", "other-0", "other-1", "other-2"}
+    assert names(claim(suspect, *others)) == {"suspect"}
+    assert names(claim(leased(lost=1), waiting("other"), now_ms=EXPIRED_MS)) == {"orders/7"}
+    assert names(claim(leased(lost=0), waiting("other"), now_ms=EXPIRED_MS, lost_max=1)) == {
+        "orders/7"
+    }
+
+
 def test_a_released_target_is_not_blocked_for_workers_lost_earlier() -> None:
     assert names(claim(waiting(lost=5))) == {"orders/7"}
 
