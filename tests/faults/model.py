@@ -58,6 +58,7 @@ class Kept:
     forks: int = 0
     soft_deleted: bool = False
     dropped: int = 0  # messages at the beginning that were truncated away
+    books_closed: bool = False
 
     def producer(self, name: str) -> tuple[int, int] | None:
         return dict(self.producers).get(name)
@@ -103,6 +104,7 @@ class View(NamedTuple):
     tail: Offset
     closed: bool
     ttl_s: int | None
+    books_closed: bool
 
 
 class StagedView(NamedTuple):
@@ -146,7 +148,8 @@ class Model:
         if kept.soft_deleted:
             return SOFT
         first = kept.offset(kept.dropped)
-        return View(kept.content_type, kept.data, first, kept.tail, kept.closed, kept.ttl_s)
+        state = (kept.closed, kept.ttl_s, kept.books_closed)
+        return View(kept.content_type, kept.data, first, kept.tail, *state)
 
     def staged(self) -> dict[Part, StagedView]:
         """What the disk should have of all parts."""
@@ -290,6 +293,7 @@ class Model:
             kept,
             messages=kept.messages + messages,
             closed=request.closes,
+            books_closed=_closes_books(kept, request),
             seq=request.seq or kept.seq,
             producers=tuple(producers.items()),
             keys=kept.keys if key is None else (*kept.keys, (key, request.digest)),
@@ -345,6 +349,11 @@ class Model:
                 self._end(kept.source, replace(source, soft_deleted=False))
 
 
+def _closes_books(kept: Kept, request: Append) -> bool:
+    books = request.conditions.books if request.conditions is not None else None
+    return kept.books_closed if books is None else books.state == "close"
+
+
 def _compared(kept: Kept, request: Create) -> str:
     if kept.soft_deleted:
         return "PathBlocked"
@@ -367,7 +376,11 @@ def _refusal(kept: Kept, request: Append) -> str | None:
         if claim.epoch == known[0] and claim.seq <= known[1]:
             return "Duplicate"
     if kept.closed:
-        return "AlreadyClosed" if request.batch is None and claim is None else "StreamClosed"
+        only_closes = request.closes and request.batch is None and claim is None
+        return "AlreadyClosed" if only_closes else "StreamClosed"
+    books = request.conditions.books if request.conditions is not None else None
+    if kept.books_closed and (books is None or books.state != "open"):
+        return "BooksClosed"
     if request.batch is not None and request.media_type != kept.content_type:
         return "TypeMismatch"
     if claim is not None and (out := _out_of_order(known, claim)) is not None:

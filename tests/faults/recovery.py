@@ -24,6 +24,7 @@ from fencepost.protocol.appends import (
     SequenceGap,
 )
 from fencepost.protocol.batches import bytes_batch
+from fencepost.protocol.books import BooksClosed
 from fencepost.protocol.commits import Part
 from fencepost.store.contract import Chunk, SoftDeleted, StreamInfo
 from fencepost.store.settings import SqliteSettings
@@ -68,7 +69,8 @@ async def observe(store: SqliteStore, path: str) -> View | str | None:
         parts.append(chunk.data)
         at = chunk.next
     data = (b"," if info.is_json else b"").join(parts)
-    return View(info.content_type, data, info.first, info.tail, info.closed, info.lifetime.ttl_s)
+    state = (info.closed, info.lifetime.ttl_s, info.books_closed)
+    return View(info.content_type, data, info.first, info.tail, *state)
 
 
 async def observe_all(store: SqliteStore) -> Views:
@@ -167,7 +169,8 @@ async def _check_writers(store: SqliteStore, model: Model, now_ms: int) -> None:
         if kept.seq is not None and not kept.closed:
             probe = Append(path, bytes_batch(b"0"), kept.content_type, seq=kept.seq)
             outcome = await ask(partial(store.append, probe))
-            assert outcome == SeqRegression(kept.seq), (path, outcome)
+            wanted = BooksClosed(kept.tail) if kept.books_closed else SeqRegression(kept.seq)
+            assert outcome == wanted, (path, outcome)
 
 
 async def _check_producer(store: SqliteStore, path: str, kept: Kept, last: ProducerTuple) -> None:
@@ -180,7 +183,8 @@ async def _check_producer(store: SqliteStore, path: str, kept: Kept, last: Produ
     beyond = ProducerTuple(last.id, last.epoch, last.seq + 2)
     skipping = Append(path, bytes_batch(b"0"), kept.content_type, producer=beyond)
     outcome = await ask(lambda done: store.append(skipping, done))
-    assert outcome == SequenceGap(last.seq + 1, last.seq + 2), (path, outcome)
+    gap = SequenceGap(last.seq + 1, last.seq + 2)
+    assert outcome == (BooksClosed(kept.tail) if kept.books_closed else gap), (path, outcome)
 
 
 def check_rows(folder: Path) -> None:

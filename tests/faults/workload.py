@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fencepost.protocol.appends import Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import Batch, bytes_batch, digest, json_batch
+from fencepost.protocol.books import BooksRequest
 from fencepost.protocol.commits import Commit, CommitItem, Part
 from fencepost.protocol.creates import Create, ForkFrom
 from fencepost.protocol.offsets import Offset
@@ -89,6 +90,8 @@ class Chooser:
         path = dice.choice(PATHS)
         if path not in model.streams and dice.random() < 0.8:
             return self._create(model, number, path)
+        if roll < 0.04 or (roll < 0.3 and self._has_closed_books(model, path)):
+            return self._books(model, number, path)
         if roll < 0.54:
             request, messages = self._append(model, number, path)
             return request, (messages,)
@@ -103,6 +106,30 @@ class Chooser:
         if roll < 0.95:
             return self._create(model, number, path)
         return Remove(path), ()
+
+    def _has_closed_books(self, model: Model, path: str) -> bool:
+        kept = model.streams.get(path)
+        return kept is not None and kept.books_closed
+
+    def _books(self, model: Model, number: int, path: str) -> tuple[Request, Messages]:
+        """Close the books of a stream or open them, mostly beside a message that says so."""
+        kept = model.streams.get(path)
+        opens = self._has_closed_books(model, path)
+        asked = BooksRequest("open" if opens else "close")
+        content_type = BYTES if kept is None else kept.content_type
+        batch: Batch | None = None
+        messages: tuple[bytes, ...] = ()
+        if self._dice.random() < 0.7:
+            batch, messages = self._body(number, content_type)
+        tail = kept.tail if opens and kept is not None else None
+        append = Append(
+            path,
+            batch,
+            None if batch is None else content_type,
+            digest=digest(content_type, False, b"" if batch is None else batch.data),
+            conditions=Conditions(if_match=tail, books=asked),
+        )
+        return Commit([CommitItem(append)]), (messages,)
 
     def _part(self, number: int) -> Part:
         """One of a few parts; others after some time, because none is used twice."""

@@ -64,6 +64,8 @@ def test_closed_books_are_shown_and_refuse_every_append(wire: Connection) -> Non
     head = wire.ask("HEAD", f"/v1/stream/{path}")
     assert head.headers["stream-books"] == "closed"
     assert "stream-closed" not in head.headers
+    [listed] = json.loads(wire.ask("GET", f"/v1/streams?match={path}").body)["streams"]
+    assert (listed["books"], listed["closed"]) == ("closed", False)
     late = post(wire, path)
     assert (late.status, code_of(late)) == (409, "books_closed")
     assert late.headers["stream-books"] == "closed"

@@ -73,6 +73,8 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: int | None = None
     expires_at: datetime | None = None
     forked_from: str | None = None
+    books: Literal["closed"] | None = None
+    """Shown while the books of the stream are closed."""
 
 
 class ProducerInfo(msgspec.Struct, frozen=True, kw_only=True):

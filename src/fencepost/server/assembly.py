@@ -18,7 +18,6 @@ from fencepost.server.access import SEAL_SECRET, Gate, Seal
 from fencepost.server.application import Application
 from fencepost.server.audit import Audit
 from fencepost.server.auth import Auth
-from fencepost.server.groups.gauges import Gauges
 from fencepost.server.groups.http import Groups
 from fencepost.server.handlers.commits import Commits
 from fencepost.server.handlers.lists import Lists
@@ -139,7 +138,7 @@ class Assembly:
             waiters,
             is_shared=opened.leading is not None,
         )
-        self.metrics.watch_groups(groups.working, Gauges(opened.groups, clock))
+        self.metrics.watch_groups(groups.working, groups.gauges)
         sending = Sending(store, clock, settings.mesh, takes_senders=gate is None and on_loopback)
         checks = OrphanChecks(opened.meshes, clock, sending, leads=self._leads)
         origins = Origins(settings.allowed_origins, settings.allowed_hosts, on_loopback=on_loopback)

@@ -207,6 +207,7 @@ class ListedStream(NamedTuple):
     updated_ms: int
     lifetime: Lifetime
     forked_from: str | None
+    books_closed: bool
 
 
 class ListedProducer(NamedTuple):

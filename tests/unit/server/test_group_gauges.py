@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 from fencepost.protocol.groups import Group, GroupSettings
-from fencepost.server.groups.gauges import PAUSE_FACTOR, ROUND_MS_MAX, ROUND_MS_MIN, Gauges
+from fencepost.server.groups.gauges import (
+    ASKED_FACTOR,
+    PAUSE_FACTOR,
+    ROUND_MS_MAX,
+    ROUND_MS_MIN,
+    Gauges,
+)
 from fencepost.store.group_contract import LaneStats
 from fencepost.testing.clock import SimClock
 
@@ -86,3 +93,42 @@ async def test_a_group_that_is_gone_is_no_longer_shown() -> None:
     await gauges.refresh()
 
     assert list(gauges.lags) == ["b"]
+
+
+async def test_questions_about_one_group_share_a_count_that_takes_long() -> None:
+    reads = Slow(SimClock(), ["a", "b"], 10)
+    gauges = gauges_of(reads)
+    a, b = await reads.groups("", 2)
+
+    lags = await asyncio.gather(*(gauges.lag_of(a) for _ in range(5)))
+    reads.clock.advance(ASKED_FACTOR * 10 - 1)
+    await gauges.lag_of(a)
+
+    assert reads.counted == [0]
+    assert {lag.at_ms for lag in lags} == {lags[0].at_ms}
+    assert (await gauges.lag_of(b)).lanes == [LaneStats("default", ready=1)]
+    reads.clock.advance(1)
+    await gauges.lag_of(a)
+    assert reads.counted == [0, 1, 0]
+
+
+async def test_a_group_that_is_counted_at_once_is_counted_for_each_question() -> None:
+    reads = Slow(SimClock(), ["a"], 0)
+    gauges = gauges_of(reads)
+    [a] = await reads.groups("", 1)
+
+    for _ in range(2):
+        await gauges.lag_of(a)
+
+    assert reads.counted == [0, 0]
+
+
+async def test_the_next_group_of_a_name_is_counted_anew() -> None:
+    reads = Slow(SimClock(), ["a"], 1_000)
+    gauges = gauges_of(reads)
+    [a] = await reads.groups("", 1)
+
+    await gauges.lag_of(a)
+    await gauges.lag_of(a._replace(id=7))
+
+    assert reads.counted == [0, 7]

@@ -167,6 +167,7 @@ def shown_stats(lanes: list[LaneStats], group: Group, head: int, now_ms: int) ->
         "parked": group.parked_count,
         "correlated": group.watermark,
         "head": head,
+        "counted_ms": now_ms,
         "uncorrelated": max(0, head - group.watermark),
         "oldest_ms": oldest,
         "lag_ms": 0 if oldest is None else max(0, now_ms - oldest),

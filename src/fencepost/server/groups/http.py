@@ -29,6 +29,7 @@ from fencepost.server.groups.bodies import (
     parse,
 )
 from fencepost.server.groups.feed import Feed
+from fencepost.server.groups.gauges import Gauges
 from fencepost.server.groups.working import Working
 from fencepost.server.handlers import parsing
 from fencepost.server.handlers.parsing import bad
@@ -90,6 +91,7 @@ class Groups:
         self._tokens = tokens
         self._bodies = Bodies(settings.limits, settings.groups, tokens)
         self._feed = Feed()
+        self.gauges = Gauges(reads, clock)
         self.working = Working(store, reads, clock, self._feed, is_shared=is_shared)
 
     @property
@@ -385,9 +387,8 @@ class Groups:
         group = await self._reads.find(name)
         if group is None:
             return answers.group_missing(name)
-        lanes = await self._reads.stats(group.id)
-        head = await self._reads.head()
-        return json_answer(answers.shown_stats(lanes, group, head, self._clock.now_ms()))
+        lag = await self.gauges.lag_of(group)
+        return json_answer(answers.shown_stats(lag.lanes, group, lag.head, lag.at_ms))
 
     async def events(self, request: Request, raw: bytes) -> Answer:
         name = self._name(request, raw, READ)

@@ -179,6 +179,7 @@ def _stream(entry: ListedStream, may_read: Callable[[str], bool]) -> dict[str, o
         "version": entry.tail.messages - 1,
         "size_bytes": entry.tail.bytes - entry.first.bytes,
         "closed": entry.closed,
+        **({"books": "closed"} if entry.books_closed else {}),
         "created": rfc3339(entry.created_ms),
         "updated": rfc3339(entry.updated_ms),
         "ttl_seconds": entry.lifetime.ttl_s,

@@ -4,7 +4,8 @@
 -- name: streams_at
 -- The first condition is the index's own: without it the planner cannot know that it may be used.
 SELECT path, id, content_type, tail_messages, tail_bytes, first_messages, first_bytes, closed,
-       created_ms, updated_ms, ttl_s, expires_at_ms, fork::json ->> 1
+       created_ms, updated_ms, ttl_s, expires_at_ms, fork::json ->> 1,
+       books_closed_at IS NOT NULL
 FROM streams
 WHERE state < 2 AND state = 0
   AND path = ANY (ARRAY(SELECT json_array_elements_text(:paths::json)))

@@ -154,6 +154,7 @@ def _stream(row: Row) -> ListedStream:
         updated_ms=row[9],
         lifetime=Lifetime(row[10], row[11]),
         forked_from=row[12],
+        books_closed=bool(row[13]),
     )
 
 
