@@ -602,6 +602,152 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "group_time_wrong",
         ["UPDATE parked SET parked_ms = 10000000000000 WHERE target = 'orders/parked'"],
     ),
+    "a principal that is said to hold what it does not": (
+        "usage_wrong",
+        ["INSERT INTO principal_usage VALUES ('ann', 'streams', 3)"],
+    ),
+    "a mesh that cannot be read": (
+        "mesh_unreadable",
+        [
+            "UPDATE meshes SET settings = '{' WHERE name = 'shop'",
+        ],
+    ),
+    "a mesh in no state": (
+        "mesh_wrong",
+        [
+            "UPDATE meshes SET state = 9 WHERE name = 'club'",
+        ],
+    ),
+    "a mesh with an impossible name": (
+        "mesh_wrong",
+        [
+            "UPDATE meshes SET name = 'a b' WHERE name = 'club'",
+        ],
+    ),
+    "a mesh from the future": (
+        "mesh_time_wrong",
+        [
+            "UPDATE meshes SET created_ms = created_ms + 10000000000 WHERE name = 'shop'",
+        ],
+    ),
+    "a member that joined in the future": (
+        "mesh_time_wrong",
+        [
+            "UPDATE topic_members SET created_ms = created_ms + 10000000000 WHERE member = 'ann'",
+        ],
+    ),
+    "a send from the future": (
+        "mesh_time_wrong",
+        [
+            "UPDATE sends SET first_seen_ms = first_seen_ms + 10000000000 WHERE client_id = 'm-1'",
+        ],
+    ),
+    "two meshes of one name": (
+        "mesh_taken_twice",
+        [
+            "DROP INDEX meshes_by_name",
+            "UPDATE meshes SET name = 'shop' WHERE name = 'club'",
+        ],
+    ),
+    "a mesh whose number would be given out again": (
+        "counter_behind",
+        [
+            "UPDATE meshes SET id = 1000000 WHERE name = 'ending'",
+        ],
+    ),
+    "a stream of a mesh that is not there": (
+        "mesh_stream_wrong",
+        [
+            "UPDATE streams SET path = '__mesh/nowhere/topic/alerts' WHERE path ="
+            " '__mesh/shop/topic/alerts'",
+        ],
+    ),
+    "a stream of a mesh in no folder": (
+        "mesh_stream_wrong",
+        [
+            "UPDATE streams SET path = '__mesh/shop/fax/alerts' WHERE path ="
+            " '__mesh/shop/topic/alerts'",
+        ],
+    ),
+    "a group of a queue that is not there": (
+        "mesh_group_wrong",
+        [
+            "UPDATE groups SET name = 'mesh:shop:queue:other' WHERE name = 'mesh:shop:queue:jobs'",
+        ],
+    ),
+    "an inbox without its group": (
+        "mesh_group_wrong",
+        [
+            "UPDATE groups SET state = 1 WHERE name = 'mesh:shop:inbox:ann'",
+        ],
+    ),
+    "a send of no mesh": (
+        "row_without_mesh",
+        [
+            "UPDATE sends SET mesh = 4711 WHERE client_id = 'm-1' AND expires_ms IS NULL",
+        ],
+    ),
+    "a member of a topic of no mesh": (
+        "row_without_mesh",
+        [
+            "UPDATE topic_members SET mesh = 4711 WHERE member = 'ann' AND mesh = (SELECT"
+            " id FROM meshes WHERE name = 'shop')",
+        ],
+    ),
+    "a member of a topic who has no inbox": (
+        "topic_member_wrong",
+        [
+            "UPDATE topic_members SET member = 'cid' WHERE member = 'bea'",
+        ],
+    ),
+    "a member of a topic that is not there": (
+        "topic_member_wrong",
+        [
+            "UPDATE topic_members SET topic = 'news' WHERE member = 'bea'",
+        ],
+    ),
+    "a fingerprint cut short": (
+        "send_wrong",
+        [
+            "UPDATE sends SET fingerprint = x'00' WHERE client_id = 'm-1'",
+        ],
+    ),
+    "a send of an unknown kind": (
+        "send_wrong",
+        [
+            "UPDATE sends SET kind = 'fax' WHERE client_id = 'm-1'",
+        ],
+    ),
+    "a send that would never be swept": (
+        "send_expiry_wrong",
+        [
+            "UPDATE sends SET expires_ms = NULL WHERE client_id = 'to-ann'",
+        ],
+    ),
+    "a send that would be swept too early": (
+        "send_expiry_wrong",
+        [
+            "UPDATE sends SET expires_ms = first_seen_ms + 1 WHERE client_id = 'm-2'",
+        ],
+    ),
+    "a send behind the end of its stream": (
+        "send_place_wrong",
+        [
+            "UPDATE sends SET messages = 1000 WHERE client_id = 'm-1'",
+        ],
+    ),
+    "a send in a stream that it did not go to": (
+        "send_place_wrong",
+        [
+            "UPDATE sends SET ref = 'bea' WHERE client_id = 'to-ann'",
+        ],
+    ),
+    "a send in a stream that was never made": (
+        "send_place_wrong",
+        [
+            "UPDATE sends SET stream = 1000000 WHERE client_id = 'm-1'",
+        ],
+    ),
 }
 
 PLANTED_IN_A_FILE: dict[str, tuple[str, list[str]]] = {
@@ -624,8 +770,30 @@ PLANTED_IN_A_FILE: dict[str, tuple[str, list[str]]] = {
             " WHERE key = 'k1'",
         ],
     ),
+    "a send that was stored twice": (
+        "send_used_twice",
+        [
+            "INSERT INTO sends SELECT NULL, mesh, sender, client_id, fingerprint, kind,"
+            " ref, stream, messages, bytes, first_seen_ms, expires_ms FROM sends WHERE"
+            " client_id = 'm-1'",
+        ],
+    ),
+    "a send that its index does not show": (
+        "send_not_indexed",
+        [
+            "UPDATE send_index SET indexed_to = (SELECT max(id) FROM sends)",
+        ],
+    ),
+    "an index that shows another send": (
+        "send_index_wrong",
+        [
+            "UPDATE send_index SET indexed_to = (SELECT max(id) FROM sends)",
+            "INSERT INTO send_places SELECT mesh, sender, 'other', id FROM sends WHERE"
+            " client_id = 'to-ann'",
+        ],
+    ),
 }
-"""Damage to the index of keys, which PostgreSQL keeps itself."""
+"""Damage to the indexes of keys and of sends, which PostgreSQL keeps itself."""
 
 PLANTED_IN_A_DATABASE: dict[str, tuple[str, list[str]]] = {
     "recent batches that are others": (

@@ -14,8 +14,10 @@ from fencepost.protocol.books import BooksRequest
 from fencepost.protocol.commits import Commit, CommitItem, Committed, Part
 from fencepost.protocol.creates import Create, Created
 from fencepost.protocol.leases import Correlated, message_target
+from fencepost.protocol.meshes import MeshSettings
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Retention
+from fencepost.protocol.sends import Sent
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.subscriptions import Config, Link, Subscription
 from fencepost.protocol.writers import PositionRange, WriterBatch, WriterOpen
@@ -23,11 +25,12 @@ from fencepost.store import records
 from fencepost.store.contract import Staged, Upload
 from fencepost.store.group_contract import DeleteGroup, RenewLeases
 from fencepost.store.maintain.jobs import Upkeep
+from fencepost.store.mesh_contract import DropName, EndMesh
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.write.decider import Decider
 from fencepost.testing.clock import SimClock
-from tests.contract import grouping
+from tests.contract import grouping, meshing
 from tests.contract.subject import PostgresEngine, SqliteEngine, Subject, answered, append, batch_of
 
 JSON = "application/json"
@@ -60,6 +63,7 @@ async def _fill(subject: Subject) -> None:
     await _books(subject)
     await _writers(subject)
     await _groups(subject)
+    await _meshes(subject)
     await _subscriptions(subject)
     await subject.close()
 
@@ -131,6 +135,24 @@ async def _groups(subject: Subject) -> None:
     await grouping.ask(subject, grouping.parking(queue, (message, position), replay=True))
     await grouping.made(subject, "gone")
     await grouping.ask(subject, DeleteGroup("gone"))
+
+
+async def _meshes(subject: Subject) -> None:
+    """Two meshes with topics, members, queues and dedupe rows, one that is being deleted."""
+    await meshing.a_mesh(subject)
+    await meshing.a_mesh(subject, "club", MeshSettings(dedupe_mode="permanent"))
+    for n in range(3):
+        for mesh in ("shop", "club"):
+            assert isinstance(await meshing.send(subject, meshing.a_send(f"m-{n}"), mesh), Sent)
+    for kind, ref in (("dm", "ann"), ("queue", "jobs")):
+        sent = await meshing.send(subject, meshing.a_send(f"to-{ref}", kind=kind, ref=ref))
+        assert isinstance(sent, Sent)
+    await meshing.named(subject, "topic", "old")
+    assert isinstance(await meshing.send(subject, meshing.a_send("m-old", ref="old")), Sent)
+    await meshing.ask(subject, DropName("shop", "topic", "old"))
+    await meshing.a_mesh(subject, "ending")
+    assert isinstance(await meshing.send(subject, meshing.a_send("m-end"), "ending"), Sent)
+    await meshing.ask(subject, EndMesh("ending"))
 
 
 async def _commits(subject: Subject) -> None:

@@ -112,3 +112,22 @@ SELECT p.group_id, p.target, p.position, p.source, p.attempts, p.parked_ms, p.re
        l.work_to
 FROM parked p LEFT JOIN leases l ON l.group_id = p.group_id AND l.target = p.target
 ORDER BY p.group_id, p.target, p.position
+
+-- name: meshes
+SELECT id, name, state, settings, created_ms FROM meshes ORDER BY id
+
+-- name: ending_meshes
+-- Meshes whose deletion has begun, while their streams and groups go.
+SELECT name FROM meshes WHERE state = 1
+
+-- name: mesh_groups
+SELECT name FROM groups WHERE state = 0 AND name LIKE 'mesh:%' ORDER BY name
+
+-- name: topic_members
+SELECT mesh, topic, member, created_ms FROM topic_members ORDER BY mesh, topic, member
+
+-- name: sends
+-- Every dedupe row.
+SELECT mesh, sender, client_id, length(fingerprint), kind, ref, stream, messages, bytes, first_seen_ms,
+       expires_ms
+FROM sends

@@ -24,6 +24,7 @@ from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Retention
 from fencepost.protocol.streams import JSON, PACKED_BYTES, Segment, media_type
 from fencepost.store.check.groups import GroupCheck
+from fencepost.store.check.meshes import MeshCheck
 from fencepost.store.check.report import Progress, Report, Rows, StreamState
 from fencepost.store.check.rows import ProducerCheck, RowCheck, json_wrong, lengths_wrong
 from fencepost.store.large.slices import CERTAIN, REDONE, UNDECIDED, Slice, decode_slice
@@ -60,7 +61,12 @@ class Checker:
         groups = GroupCheck(self._report, self._rows, self._counters[0], self._counters[2])
         if "groups" in self._tables:
             groups.run()
-        self._check_counters(walk, groups.newest)
+        meshes = MeshCheck(self._report, self._rows, self._streams, self._counters)
+        if "meshes" in self._tables:
+            meshes.run()
+        if "send_places" in self._tables:
+            meshes.index()
+        self._check_counters(walk, max(groups.newest, meshes.newest))
         self._check_purges()
         self._check_retention()
         self._check_forks()
@@ -139,13 +145,13 @@ class Checker:
         elif deadline_ms != expires_at_ms:
             add("deadline_wrong", stream.name, f"{deadline_ms}, it expires at {expires_at_ms}")
 
-    def _check_counters(self, walk: RowCheck, newest_group: int) -> None:
+    def _check_counters(self, walk: RowCheck, newest_named: int) -> None:
         next_position, next_stream, last_ms = self._counters
         if next_position < walk.end:
             self._report.add(
                 "counter_behind", "next_position", f"{next_position}, the log ends at {walk.end}"
             )
-        newest = max([*self._streams, *self._purged, newest_group])
+        newest = max([*self._streams, *self._purged, newest_named])
         if next_stream <= newest:
             self._report.add(
                 "counter_behind", "next_stream", f"{next_stream}, and number {newest} was used"

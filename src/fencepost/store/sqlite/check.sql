@@ -66,6 +66,20 @@ SELECT p.stream, p.key, p.id FROM key_places p LEFT JOIN keys k ON k.id = p.id
 WHERE k.id IS NULL OR p.id > (SELECT indexed_to FROM key_index)
    OR (k.stream, k.principal, k.key) <> (p.stream, p.principal, p.key)
 
+-- name: sends_used_twice
+SELECT mesh, sender, client_id, count(*) FROM sends GROUP BY mesh, sender, client_id HAVING count(*) > 1
+
+-- name: sends_without_place
+-- Dedupe rows that their index should show, by the number to which it is written, and does not.
+SELECT s.mesh, s.sender, s.client_id FROM sends s
+LEFT JOIN send_places p ON p.mesh = s.mesh AND p.sender = s.sender AND p.client_id = s.client_id
+WHERE s.id <= (SELECT indexed_to FROM send_index) AND p.id IS NOT s.id
+
+-- name: places_without_send
+SELECT p.mesh, p.sender, p.client_id, p.id FROM send_places p LEFT JOIN sends s ON s.id = p.id
+WHERE s.id IS NULL OR p.id > (SELECT indexed_to FROM send_index)
+   OR (s.mesh, s.sender, s.client_id) <> (p.mesh, p.sender, p.client_id)
+
 -- name: chunks
 -- Read the rows that have data: a purge leaves only the digest of a row.
 SELECT id, txn, part, ordinal, count, size, lengths, data FROM chunks
