@@ -10,7 +10,8 @@ import re
 from fencepost.store.large.slices import Slice
 
 STREAM = "(SELECT id FROM streams WHERE path = '{}')"
-SLICE = Slice([], [], [(position,) for position in range(400)], [], [], [], True).encode()
+_ROWS = [(position, *[None] * 16) for position in range(400)]
+SLICE = Slice([], [], _ROWS, [], [], [], True).encode()
 """One that writes positions where there are rows."""
 
 
@@ -601,6 +602,10 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
     "an event that was parked in the future": (
         "group_time_wrong",
         ["UPDATE parked SET parked_ms = 10000000000000 WHERE target = 'orders/parked'"],
+    ),
+    "a message that is not what was written": (
+        "checksum_wrong",
+        [f"UPDATE log SET checksum = checksum + 1 WHERE position = {first_row('json')}"],
     ),
     "a principal that is said to hold what it does not": (
         "usage_wrong",
