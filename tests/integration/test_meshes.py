@@ -205,6 +205,41 @@ def test_a_bad_send_has_a_code_of_its_own_and_leaves_its_id_free(shop: Shop, wha
     assert shop.send().status_code == 201
 
 
+RAW: dict[str, tuple[str, str]] = {
+    "no JSON": ('{"kind":', "send_invalid"),
+    "a name twice": ('{"kind":"topic","kind":"dm","ref":"alerts","body":"a"}', "send_invalid"),
+    "NaN in meta": ('{"kind":"topic","ref":"alerts","body":"a","meta":{"n":NaN}}', "send_invalid"),
+    "a deep meta": (
+        '{"kind":"topic","ref":"alerts","body":"a","meta":' + '{"a":' * 600 + "1" + "}" * 601,
+        "meta_too_deep",
+    ),
+    "a control character in the id": (
+        '{"kind":"topic","ref":"alerts","body":"a","client_message_id":"a\\u0000b"}',
+        "message_id_invalid",
+    ),
+    "a list": ("[]", "send_invalid"),
+    "staged parts": ('{"kind":"topic","ref":"alerts","parts":["a"]}', "body_invalid"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(RAW))
+def test_what_is_no_send_is_refused_and_stores_nothing(shop: Shop, what: str) -> None:
+    text, expected = RAW[what]
+
+    answer = shop.http.post(
+        f"{shop.root}/send", content=text.replace('{"kind', '{"sender":"bob","kind', 1)
+    )
+
+    assert code(answer) == (400, expected)
+    assert shop.held("topic/alerts") == []
+    assert shop.get("/dedupe")["rows"] == []
+
+
+def test_a_send_to_an_unknown_member_is_404(shop: Shop) -> None:
+    assert code(shop.send(kind="dm", ref="cid")) == (404, "destination_not_found")
+    assert shop.get("/dedupe")["rows"] == []
+
+
 def test_a_body_above_the_limit_is_413_and_nothing_is_stored(shop: Shop) -> None:
     large = shop.send(body="x" * ((1 << 20) + 1))
 

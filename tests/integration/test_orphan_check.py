@@ -50,7 +50,7 @@ def execute(store: Path | str, statements: list[str]) -> None:
         return
     with psycopg.connect(store, autocommit=True) as database:
         for statement in statements:
-            database.execute(statement)  # type: ignore[call-overload]
+            database.execute(statement)
 
 
 @pytest.fixture
