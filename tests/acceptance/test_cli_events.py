@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -119,7 +120,7 @@ def test_an_operator_closes_books_and_is_told_who_lags(folder: Path, server: Ser
         shop.group.delete()
         shop.settle()
         done = close_books(folder, server.url, "goods:shop", "Order", "7")
-        retired = close_books(folder, server.url, "goods:shop", "Order", "7", "--retire")
+        retired = close_books(folder, server.url, "goods:shop", "Order", "7", "--retire", "--json")
         nothing = close_books(folder, server.url, "goods:shop")
         old = close_books(
             folder, server.url, "goods:shop", "Stock", "tea", "--before", "2020-01-01"
@@ -130,7 +131,8 @@ def test_an_operator_closes_books_and_is_told_who_lags(folder: Path, server: Ser
             "orders/7\tpending\tversion 0\tthe group shop has work left on it\n",
         )
         assert done[:2] == (0, "orders/7\trestarted\tversion 0\n")
-        assert retired[:2] == (0, "orders/7\tretired\tversion 2\n")
+        shown = json.loads(retired[1])
+        assert (shown["stream"], shown["outcome"], shown["version"]) == ("orders/7", "retired", 2)
         assert nothing == (0, "", "")
         assert old[:2] == (0, "stock/tea\tunchanged\tversion -1\n")
 

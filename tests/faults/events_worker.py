@@ -22,9 +22,11 @@ import fencepost
 from fencepost.events import (
     App,
     AppSettings,
+    ConcurrencyError,
     Context,
     Entity,
     Event,
+    OpenApp,
     Recorded,
     Retry,
     action,
@@ -99,6 +101,16 @@ def shard(number: str) -> str:
     return str(sum(number.encode()) % 3)
 
 
+def add(opened: OpenApp, job: Any, name: str, number: str) -> None:
+    """Add a number, however often others come first: `do` gives up after a number of conflicts."""
+    while True:
+        try:
+            opened.do(job.add, name, number=number)
+        except ConcurrencyError:
+            continue  # nothing was stored
+        return
+
+
 def say(**facts: str) -> None:
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
@@ -112,7 +124,7 @@ def main() -> None:
         if how in ("act", "collide"):
             count, jobs = int(numbers[0]), 1 if how == "collide" else int(numbers[1])
             for n in range(count):
-                opened.do(job.add, str(n % jobs), number=f"{worker}:{n}")
+                add(opened, job, str(n % jobs), f"{worker}:{n}")
             return
         opened.work(worker=worker, streams=3, events=3)
 

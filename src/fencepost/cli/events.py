@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import json
 import os
 import signal
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import typer
 import uvloop
 
 import fencepost
-from fencepost.cli.options import Token, Url
+from fencepost.cli.options import AsJson, Token, Url
 from fencepost.cli.process import set_up_logs, stop_on_signals
 from fencepost.cli.profile import Profile, ProfileError, resolve
 from fencepost.cli.render import REFUSED, UNREACHABLE, USAGE, CommandError, fail
@@ -134,11 +136,11 @@ def rebuild(
 
 
 def close_books(
-    target: Target,
+    target: Annotated[str, typer.Argument(help="The app, MODULE:APP, as in shop:app.")],
     entity: Annotated[
         str | None, typer.Argument(help="The class of the entity; without it, what is due.")
     ] = None,
-    entity_id: Annotated[str | None, typer.Argument(metavar="ID", help="Its id.")] = None,
+    entity_id: Annotated[str | None, typer.Argument(help="Its id.")] = None,
     retire: Annotated[bool, typer.Option("--retire", help="End the stream for good.")] = False,
     reopen: Annotated[bool, typer.Option("--reopen", help="Give up a close that began.")] = False,
     before: Annotated[
@@ -150,19 +152,27 @@ def close_books(
     ] = None,
     url: Url = None,
     token: Token = None,
+    as_json: AsJson = False,
 ) -> None:
     """Close the books of an entity, or of all that the app's policies say are due.
 
     A stream that a group has work left on is left as it is, and the group is named: then the exit
     code is 1. Run it again later; a close that was interrupted goes on.
+
+    Examples:
+
+      fencepost close-books shop:app
+      fencepost close-books shop:app Order 7 --retire
+      fencepost close-books shop:app Order 7 --before 2026-01-01
     """
     if (entity is None) != (entity_id is None):
-        fail("give the class and the id of the entity, or neither", USAGE)
+        fail("give the class and the id of the entity, or neither", USAGE, as_json=as_json)
     if sum((retire, reopen, before is not None)) > 1 or (
         entity is None and (retire or reopen or before)
     ):
-        fail("give an entity, and one of --retire, --reopen and --before", USAGE)
-    with _opened(target, None, url, token) as opened:
+        what = "give an entity, and one of --retire, --reopen and --before"
+        fail(what, USAGE, as_json=as_json)
+    with _opened(target, None, url, token, as_json=as_json) as opened:
         books = opened.books
         if entity is None or entity_id is None:
             done = books.close_due()
@@ -180,7 +190,7 @@ def close_books(
                 then: Literal["retire", "restart"] = "retire" if retire else "restart"
                 done = [books.close(kind, entity_id, then=then)]
     for one in done:
-        typer.echo(_shown(one))
+        typer.echo(json.dumps(msgspec.to_builtins(one)) if as_json else _shown(one))
     if any(one.outcome == "pending" for one in done):
         raise typer.Exit(REFUSED)
 
@@ -198,7 +208,12 @@ def _shown(done: ClosedBooks) -> str:
 
 @contextlib.contextmanager
 def _opened(
-    target: str, database: str | None, url: str | None, token: str | None
+    target: str,
+    database: str | None,
+    url: str | None,
+    token: str | None,
+    *,
+    as_json: bool = False,
 ) -> Iterator[OpenApp]:
     try:
         found = find_app(target)
@@ -209,11 +224,11 @@ def _opened(
         ):
             yield opened
     except (CommandError, ProfileError) as error:
-        fail(str(error), getattr(error, "code", USAGE))
+        fail(str(error), getattr(error, "code", USAGE), as_json=as_json)
     except (fencepost.ConnectionFailedError, fencepost.OutcomeUnknownError) as error:
-        fail(f"no server answers: {error}", UNREACHABLE)
+        fail(f"no server answers: {error}", UNREACHABLE, as_json=as_json)
     except fencepost.FencepostError as error:
-        fail(str(error), REFUSED)
+        fail(str(error), REFUSED, as_json=as_json)
 
 
 def find_app(target: str) -> App:
