@@ -15,6 +15,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 from rich.console import Console
 from rich.table import Table
 
+import fencepost
 from benchmarks.subjects import OURS, Running, running
 from fencepost.pipeline import session
+from fencepost.pipeline.sink import upload
 from fencepost.pipeline.sink.chunks import Chunks
 from fencepost.pipeline.sink.options import CHUNK_BYTES_MAX, sink_options
-from fencepost.pipeline.sink.rows import RowsEncoder
+from fencepost.pipeline.sink.rows import Encoded, RowsEncoder, encoded_as
 
 CORES = 2
 ARROW_ROWS = 10_000
@@ -49,10 +53,27 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=20, help="small micro-batches")
-    parser.add_argument("--wide", type=int, nargs="*", default=[], help="only so many streams")
+    parser.add_argument(
+        "--wide",
+        type=int,
+        nargs="*",
+        default=[],
+        help="only one task that writes to so many streams",
+    )
     parser.add_argument("--data", type=Path, default=None)
     options = parser.parse_args()
     console = Console()
+    if options.wide:
+        table = Table("what", "median", "all rounds")
+        with (
+            tempfile.TemporaryDirectory(dir=options.data) as folder,
+            running(OURS, Path(folder) / "data") as server,
+        ):
+            url = f"http://127.0.0.1:{server.port}"
+            wide_rounds(table, url, options.wide, options.rows, options.rounds)
+        console.print(table)
+        console.print(f"load average at the end: {os.getloadavg()}")
+        return 0
     conf = {"spark.ui.enabled": False, "spark.sql.shuffle.partitions": CORES}
     spark = session("benchmark", master=f"local[{CORES},4]", conf=conf)
     spark.sparkContext.setLogLevel("ERROR")
@@ -63,10 +84,6 @@ def main() -> int:
     ):
         work = Path(folder)
         rows = cached_rows(spark, options.rows)
-        if options.wide:
-            wide_rounds(table, rows, server, options.wide, options.rounds)
-            console.print(table)
-            return 0
         batch_rounds(table, rows, server, work, options.rows, options.rounds)
         encode_rounds(table, options.rows, options.rounds)
         query_rounds(table, spark, server, work, options.batches)
@@ -124,27 +141,44 @@ def batch_rounds(
     add(table, "server's processor time per million rows", spent, "s", ".2f")
 
 
-def wide_rounds(
-    table: Table, rows: DataFrame, server: Running, widths: list[int], rounds: int
-) -> None:
-    """One batch to so many streams, of which each task has rows for all."""
-    url = f"http://127.0.0.1:{server.port}"
+def wide_rounds(table: Table, url: str, widths: list[int], count: int, rounds: int) -> None:
+    """One task's rows to so many streams, without Spark: with bundles, and an upload for each."""
+    rows = encoded_rows(count)
     names = iter(range(10_000))
-    count = rows.count()
-    found: dict[int, list[float]] = {width: [] for width in widths}
-    for timing in (False, *[True] * rounds):  # the first time starts Python workers
-        for width in widths:
-            number = F.substring("value", 7, 8).cast("long") % width
-            stream = F.concat(F.lit(f"wide/{next(names)}/"), number.cast("string"))
-            wide = rows.withColumn("stream", stream).cache()
-            wide.count()
-            writing = wide.write.format("fencepost").mode("append").option("url", url)
-            seconds = timed(writing.option("autoCreate", "true").save)
-            wide.unpersist()
-            if timing:
-                found[width].append(count / seconds)
-    for width, rates in found.items():
-        add(table, f"batch to {width:,} streams", rates, "rows/s")
+    most = upload.BUNDLE_PIECES_MAX
+    for width in widths:
+        found: dict[str, list[float]] = {"a bundle": [], "a request each": []}
+        for _ in range(rounds):
+            for way, pieces in (("a request each", 1), ("a bundle", most)):
+                upload.BUNDLE_PIECES_MAX = pieces
+                name = f"wide/{next(names)}"
+                streams = pa.array([f"{name}/{index % width}" for index in range(count)])
+                wide = rows._replace(streams=streams)
+                found[way].append(count / timed(partial(write_wide, url, wide)))
+        for way, rates in found.items():
+            add(table, f"{width:,} streams, {way}", rates, "rows/s")
+
+
+def write_wide(url: str, rows: Encoded) -> None:
+    """What a task and the driver do: chunks, uploads, a commit."""
+    with fencepost.connect(url) as client:
+        chunks = Chunks(None, chunk_bytes=CHUNK_BYTES_MAX, json=True)
+        made = chain(chunks.add(rows), chunks.rest())
+        parts = upload.Uploads(client, "application/json").send(made)
+        client.commit(
+            [
+                fencepost.CommitAppend(
+                    stream=part.stream, parts=[(part.txn, part.part)], auto_create=True
+                )
+                for part in parts
+            ]
+        )
+
+
+def encoded_rows(count: int) -> Encoded:
+    """The same messages of 100 bytes, as a task has them."""
+    texts = [b'{"id":%d,"pad":"%s"}' % (FIRST_ID + id_, PAD.encode()) for id_ in range(count)]
+    return encoded_as(pa.array(texts, pa.binary()))
 
 
 def encode_rounds(table: Table, count: int, rounds: int) -> None:
