@@ -299,6 +299,9 @@ def _undo_index(folder: Path) -> None:
         "stream, principal, key, digest, start_messages, start_bytes, tail_messages, tail_bytes,"
         " closed, position, created_ms, expires_ms, answer"
     )
+    counting = "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE 'usage_%'"
+    for (name,) in connection.execute(counting).fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
     connection.execute(
         f"""
         CREATE TABLE old (
@@ -314,6 +317,10 @@ def _undo_index(folder: Path) -> None:
         CREATE INDEX keys_by_expiry ON keys (expires_ms) WHERE expires_ms IS NOT NULL;
         DROP TABLE key_places;
         DROP TABLE key_index;
+        DROP TABLE principal_usage;
+        ALTER TABLE streams DROP COLUMN owner;
+        ALTER TABLE log DROP COLUMN checksum;
+        ALTER TABLE chunks DROP COLUMN checksum;
         DROP TABLE meshes;
         DROP TABLE topic_members;
         DROP TABLE sends;

@@ -444,6 +444,14 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "marker_wrong",
         [f"UPDATE log SET version = version + 1 WHERE kind = 1 AND stream = {of('closed')}"],
     ),
+    "a payload that rotted": (
+        "checksum_wrong",
+        [f"UPDATE log SET checksum = checksum + 1 WHERE position = {first_row('json')}"],
+    ),
+    "a count of what a principal holds that is wrong": (
+        "usage_wrong",
+        ["INSERT INTO principal_usage (principal, resource, amount) VALUES ('x', 'streams', 4711)"],
+    ),
     "a slice that is half in the log": (
         "slice_half_carried",
         [

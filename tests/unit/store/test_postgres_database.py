@@ -206,7 +206,7 @@ def test_the_same_statement_is_prepared_once_whatever_its_values(
 def test_what_comes_after_every_text_does(writing: PostgresConnection) -> None:
     longest = "\U0010ffff" * 256
     row = (0, 5, None, 0, 0, 0, 0, False, None, None, 0, None, 1, longest, "text/plain", 5)
-    writing.execute("insert_stream", (*row, None, None, None, None, None))
+    writing.execute("insert_stream", (*row, None, None, None, None, None, "ann"))
 
     bounds = {"first": "", "last": writing.after_every_text, "limit": 5}
     assert writing.fetch("candidate_paths", bounds) == [(longest,)]

@@ -95,8 +95,8 @@ def decode_slice(content: bytes) -> Slice:
     """A slice as it was kept."""
     decoded = _DECODER.decode(content)
     # A server of the version before wrote neither checksums nor the owners of streams.
-    decoded.log = [row if len(row) > _CHECKSUM else with_checksum(row) for row in decoded.log]
-    decoded.inserts = [row if len(row) > _OWNER else (*row, "") for row in decoded.inserts]
+    decoded.log = [with_checksum(row) if len(row) == _CHECKSUM else row for row in decoded.log]
+    decoded.inserts = [(*row, "") if len(row) == _OWNER else row for row in decoded.inserts]
     return decoded
 
 
