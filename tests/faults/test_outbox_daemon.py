@@ -27,6 +27,7 @@ from fencepost.outbox.daemon.database import File, Writer, load_queries, make_fo
 from fencepost.outbox.states import Row
 from fencepost.testing.disk import Disk, Image, Mark, everything, nothing, some_sectors, write_image
 from fencepost.testing.vfs import FaultVfs
+from tests.engines import engine as engine
 from tests.integration.mesh_support import Shop
 from tests.outboxing import OutboxProcess, until
 from tests.serving import ServerProcess
