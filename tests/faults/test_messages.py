@@ -7,6 +7,7 @@ orphan check finds nothing. FENCEPOST_SEED replays what is left to chance.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import Counter
@@ -40,12 +41,6 @@ class Dying(ServerProcess):
     def _command(self) -> list[str]:
         command = super()._command()
         return ["tests.faults.dying" if part == "fencepost" else part for part in command]
-
-    def wait(self) -> None:
-        """Until it has killed itself."""
-        assert self._process is not None
-        self._process.wait(SECONDS_MAX)
-        self.kill()
 
 
 def dying_at(store: Path | str, point: str) -> Dying:
@@ -106,7 +101,7 @@ def test_a_send_whose_broker_is_killed_is_stored_once(
         assert shop.send("before").status_code == 201
     sending = threading.Thread(target=send)
     sending.start()
-    server.wait()
+    assert server.wait() == -signal.SIGKILL
     again = server_at(empty_store)
     again.port = server.port
     with again:
