@@ -24,6 +24,8 @@ __all__ = ["empty_store", "engine"]
 SEEDS = range(4)
 PHASES, REQUESTS, STREAMS = 6, 12, 3
 TIME = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]+Z")
+PASSING = frozenset(("date", "stream-position", "x-request-id"))
+"""Headers that differ between any two answers."""
 TAILS = ("*", '"0"', '"3"', "x", '"999"')
 REPEATED = re.compile(r"^fencepost_http_heads_repeated_total (\d+)", re.MULTILINE)
 
@@ -60,7 +62,7 @@ def script(dice: random.Random) -> list[tuple[int, list[str], bytes]]:
 
 def said_to(reply: Reply, who: str) -> tuple[object, ...]:
     """An answer but for what differs between any two requests."""
-    headers = {k: v for k, v in reply.headers.items() if k not in ("date", "stream-position")}
+    headers = {name: value for name, value in reply.headers.items() if name not in PASSING}
     return reply.status, headers, TIME.sub(b"then", reply.body.replace(who.encode(), b"one"))
 
 
