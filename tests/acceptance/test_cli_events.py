@@ -131,6 +131,7 @@ def test_an_operator_closes_books_and_is_told_who_lags(folder: Path, server: Ser
             "orders/7\tpending\tversion 0\tthe group shop has work left on it\n",
         )
         assert done[:2] == (0, "orders/7\trestarted\tversion 0\n")
+        assert retired[0] == 0, retired
         shown = json.loads(retired[1])
         assert (shown["stream"], shown["outcome"], shown["version"]) == ("orders/7", "retired", 2)
         assert nothing == (0, "", "")
