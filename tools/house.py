@@ -23,11 +23,11 @@ NEW_PARTS = (
     r"|client\.(group_worker|groups|meshes|proxies|signatures|subscriptions|webhook_app"
     r"|(aio|sync)\.(groups|meshes|sessions|subscriptions|webhooks))"
     r"|protocol\.(acks|books|envelopes|features|fingerprints|group_operations|groups|leases"
-    r"|log_filters|meshes|quotas|sends|sessions|strict_json|timing)"
-    r"|server\.(handlers\.tokens|lease_tokens|origins)"
+    r"|log_filters|meshes|sends|sessions|shares|strict_json|timing)"
+    r"|server\.(asgi_websocket|handlers\.tokens|lease_tokens|origins)"
     r"|store\.(group_contract|mesh_contract|check\.(groups|meshes)|postgres\.(books|groups)"
     r"|read\.(group_events|groups|log_events|meshes|scans)"
-    r"|write\.(books|group_decider|groups|mesh_decider|sends)))\b"
+    r"|write\.(books|group_decider|groups|mesh_decider|sends|usage)))\b"
 )
 """Modules and packages that came after the aims were set."""
 
