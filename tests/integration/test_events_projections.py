@@ -19,6 +19,7 @@ from fencepost.events import (
     DefinitionError,
     NonRetryableError,
     Recorded,
+    Retry,
     Transaction,
 )
 from fencepost.events.projections.stores import store_at
@@ -209,6 +210,39 @@ def test_an_event_that_fails_blocks_the_projection_and_keeps_what_came_before(
             assert rows(shop) == [(f"orders/{app}-a", 1)]
         (row,) = client.group(f"{app}.listed.v1").streams(state="blocked")
         assert "poison" in (row.error or "")
+
+
+def test_a_failure_behind_another_event_has_retries_of_its_own(
+    server_process: ServerProcess, names: tuple[str, str]
+) -> None:
+    app, sku = names
+    shop = App(app, entities=[Order, Stock])
+    failures: list[int] = []
+
+    @shop.projection(
+        "listed",
+        schema="create table {listed} (stream text, quantity integer)",
+        retry=Retry(1, base_ms=0),
+    )
+    def listed(event: Recorded[Placed], db: Transaction) -> None:
+        if event.data.sku != sku:
+            return
+        if event.data.quantity not in failures:
+            failures.append(event.data.quantity)
+            raise RuntimeError("each event fails once")
+        db.execute("insert into {listed} values (?, ?)", (event.stream, event.data.quantity))
+
+    with (
+        fencepost.connect(server_process.url) as client,
+        shop.open(client, projections=":memory:") as opened,
+    ):
+        for number in range(3):
+            opened.do(Order.place, f"{app}-{number}", sku=sku, quantity=number)
+        opened.settle()
+
+        assert rows(opened) == fold(client, sku)
+        assert failures == [0, 1, 2]
+        assert not list(client.group(f"{app}.listed.v1").streams(state="blocked"))
 
 
 def test_a_worker_whose_projection_was_taken_changes_nothing(

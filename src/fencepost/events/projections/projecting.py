@@ -93,14 +93,17 @@ def handle_lease(
         text = f"{type(error).__name__}: {error}".replace("\0", "")[:ERROR_CHARACTERS_MAX]
         failure = EventFailure(position=lease.until, error=text, delay_ms=DATABASE_WAIT_MS)
         return LeaseAck(token=lease.token, failure=failure)
+    at = max(applied.position, lease.at)
     if applied.error is not None and applied.failed is not None:
+        # The lease tells of attempts at its first event alone: progress ends their count.
+        spent = lease.retry if at == lease.at else 0
         failure = run.projection.retry.failure(
-            applied.failed, applied.error, retry=lease.retry, dice=run.settings.clock.random()
+            applied.failed, applied.error, retry=spent, dice=run.settings.clock.random()
         )
-        return LeaseAck(token=lease.token, at=max(applied.position, lease.at), failure=failure)
+        return LeaseAck(token=lease.token, at=at, failure=failure)
     if not taken.live and applied.position >= live_from:
         yield Call(_blocking(run, lambda: run.store.switch(run.projection, taken)))
-    return LeaseAck(token=lease.token, at=max(applied.position, lease.at))
+    return LeaseAck(token=lease.token, at=at)
 
 
 def advance(
