@@ -1,8 +1,9 @@
 """Delivering: which lane is next, and the attempts under way.
 
 A lane is what has an order: a destination of a mesh and a priority. One worker at a time serves a
-lane, oldest row first, so the order holds; a lane whose oldest row waits for its next attempt holds
-up nobody else. What is in memory is one entry for each lane; rows are read when their turn comes.
+lane, oldest row first, so the order holds; a lane whose oldest row waits for its next attempt does
+not hold up the others. What is in memory is one entry for each lane; rows are read when their turn
+comes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The inbox on this machine: messages of a member, each stored once, and where they come from.
 
-A message is kept by its mesh, sender and id, so a delivery that is repeated adds nothing, and
-tells nobody a second time. A file that is damaged is moved aside: what it held is with the server.
+A message is kept by its mesh, sender and id, so a delivery that is repeated adds nothing and runs
+no hook a second time. A file that is damaged is moved aside: what it held is with the server.
 """
 
 from __future__ import annotations
