@@ -28,7 +28,6 @@ from fencepost.client.errors import (
 from fencepost.client.groups import GroupEvent
 from fencepost.client.http import Response
 from fencepost.client.meshes import SendOutcome
-from fencepost.client.operations import encode_json
 from fencepost.client.retry import REPEATED
 from fencepost.client.settings import JSON
 from fencepost.protocol import features
@@ -114,9 +113,9 @@ def hello_of(
     return Hello(Wishes(dict(require or {}), dict(optional or {})), member, worker, after)
 
 
-def rendered(number: int, fields: Mapping[str, Any]) -> bytes:
+def rendered(number: int, send: bytes) -> bytes:
     """The frame of a send; one that the server would not take is refused here."""
-    frame = send_frame(number, bytes(encode_json(fields)))
+    frame = send_frame(number, send)
     if len(frame) > DEFAULT_LIMITS.frame_bytes_max:
         raise InvalidArgumentError(
             f"a frame of a session has at most {DEFAULT_LIMITS.frame_bytes_max} bytes, and this"

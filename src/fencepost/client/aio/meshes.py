@@ -164,6 +164,7 @@ class AsyncMesh:
         worker: str | None = None,
         after: int | None = None,
         in_flight_max: int = 256,
+        reconnect: bool = True,
     ) -> AsyncMeshSession:
         """A session, to be used as a context manager: sends pipelined, and deliveries.
 
@@ -175,6 +176,8 @@ class AsyncMesh:
                 `prefer_oldest`; made here by default.
             after: With `allow_concurrent`, the position behind which the inbox is delivered.
             in_flight_max: Sends that may wait for their outcome; `send` waits beyond it.
+            reconnect: False: the session ends with its connection, and what has no outcome then
+                raises; for programs that repeat sends by themselves.
         """
         # Most programs have no session, and its frames take a while to load.
         from fencepost.client.aio.sessions import AsyncMeshSession
@@ -182,7 +185,9 @@ class AsyncMesh:
 
         name = worker or f"session:{new_key(self._driver.settings)}"
         hello = hello_of(member, name, require, optional, after)
-        return AsyncMeshSession(self._driver, self.name, hello, in_flight_max=in_flight_max)
+        return AsyncMeshSession(
+            self._driver, self.name, hello, in_flight_max=in_flight_max, reconnect=reconnect
+        )
 
     async def features(self) -> dict[str, Any]:
         """What the mesh offers."""

@@ -31,6 +31,7 @@ from fencepost.client.errors import (
 from fencepost.client.groups import GroupEvent
 from fencepost.client.http import render_head
 from fencepost.client.meshes import SendOutcome, SendReceipt, mesh_target
+from fencepost.client.operations import encode_json
 from fencepost.client.retry import REPEATED, dressed, retry_after
 from fencepost.client.websocket import Handshake, Incoming, text, upgrade_request
 from fencepost.client.wires import AsyncWire
@@ -205,11 +206,20 @@ class AsyncMeshSession:
     Iterate over it for deliveries of the member's inbox, each to be acknowledged.
     """
 
-    def __init__(self, driver: AsyncDriver, mesh: str, hello: Hello, *, in_flight_max: int) -> None:
+    def __init__(
+        self,
+        driver: AsyncDriver,
+        mesh: str,
+        hello: Hello,
+        *,
+        in_flight_max: int,
+        reconnect: bool = True,
+    ) -> None:
         self._driver = driver
         self._mesh = mesh
         self._hello = hello
         self._in_flight_max = in_flight_max
+        self._reconnects = reconnect
         self._settings = driver.settings
         self._numbers = itertools.count(1)
         self._open: dict[int, AsyncPendingSend] = {}
@@ -273,8 +283,12 @@ class AsyncMeshSession:
 
     async def send_fields(self, fields: Mapping[str, Any]) -> AsyncPendingSend:
         """Send a message given as the fields of a send; it must have a client_message_id."""
+        return await self.send_encoded(bytes(encode_json(fields)))
+
+    async def send_encoded(self, data: bytes) -> AsyncPendingSend:
+        """Send a message that is the JSON of a send already, with its id in it."""
         number = next(self._numbers)
-        pending = AsyncPendingSend(self, number, sessions.rendered(number, fields))
+        pending = AsyncPendingSend(self, number, sessions.rendered(number, data))
         await self._post(pending)
         return pending
 
@@ -371,7 +385,7 @@ class AsyncMeshSession:
                     await self._lose(link)
                     if self._stop.is_over():
                         break
-                    if not sessions.is_passing(error):
+                    if not self._reconnects or not sessions.is_passing(error):
                         raise
                     link = await self._reconnect()
         except Exception as error:

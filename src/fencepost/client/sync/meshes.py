@@ -165,6 +165,7 @@ class Mesh:
         worker: str | None = None,
         after: int | None = None,
         in_flight_max: int = 256,
+        reconnect: bool = True,
     ) -> MeshSession:
         """A session, to be used as a context manager: sends pipelined, and deliveries.
 
@@ -176,6 +177,8 @@ class Mesh:
                 `prefer_oldest`; made here by default.
             after: With `allow_concurrent`, the position behind which the inbox is delivered.
             in_flight_max: Sends that may wait for their outcome; `send` waits beyond it.
+            reconnect: False: the session ends with its connection, and what has no outcome then
+                raises; for programs that repeat sends by themselves.
         """
         # Most programs have no session, and its frames take a while to load.
         from fencepost.client.sessions import hello_of
@@ -183,7 +186,9 @@ class Mesh:
 
         name = worker or f"session:{new_key(self._driver.settings)}"
         hello = hello_of(member, name, require, optional, after)
-        return MeshSession(self._driver, self.name, hello, in_flight_max=in_flight_max)
+        return MeshSession(
+            self._driver, self.name, hello, in_flight_max=in_flight_max, reconnect=reconnect
+        )
 
     def features(self) -> dict[str, Any]:
         """What the mesh offers."""

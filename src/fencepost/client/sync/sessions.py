@@ -31,6 +31,7 @@ from fencepost.client.errors import (
 from fencepost.client.groups import GroupEvent
 from fencepost.client.http import render_head
 from fencepost.client.meshes import SendOutcome, SendReceipt, mesh_target
+from fencepost.client.operations import encode_json
 from fencepost.client.retry import REPEATED, dressed, retry_after
 from fencepost.client.sync.connections import Driver, Stop
 from fencepost.client.websocket import Handshake, Incoming, text, upgrade_request
@@ -206,11 +207,20 @@ class MeshSession:
     Iterate over it for deliveries of the member's inbox, each to be acknowledged.
     """
 
-    def __init__(self, driver: Driver, mesh: str, hello: Hello, *, in_flight_max: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        mesh: str,
+        hello: Hello,
+        *,
+        in_flight_max: int,
+        reconnect: bool = True,
+    ) -> None:
         self._driver = driver
         self._mesh = mesh
         self._hello = hello
         self._in_flight_max = in_flight_max
+        self._reconnects = reconnect
         self._settings = driver.settings
         self._numbers = itertools.count(1)
         self._open: dict[int, PendingSend] = {}
@@ -274,8 +284,12 @@ class MeshSession:
 
     def send_fields(self, fields: Mapping[str, Any]) -> PendingSend:
         """Send a message given as the fields of a send; it must have a client_message_id."""
+        return self.send_encoded(bytes(encode_json(fields)))
+
+    def send_encoded(self, data: bytes) -> PendingSend:
+        """Send a message that is the JSON of a send already, with its id in it."""
         number = next(self._numbers)
-        pending = PendingSend(self, number, sessions.rendered(number, fields))
+        pending = PendingSend(self, number, sessions.rendered(number, data))
         self._post(pending)
         return pending
 
@@ -370,7 +384,7 @@ class MeshSession:
                     self._lose(link)
                     if self._stop.is_over():
                         break
-                    if not sessions.is_passing(error):
+                    if not self._reconnects or not sessions.is_passing(error):
                         raise
                     link = self._reconnect()
         except Exception as error:
