@@ -15,7 +15,14 @@ from fencepost.client.errors import FencepostError, OutcomeUnknownError, Respons
 from fencepost.client.meshes import SendReceipt, envelope_of
 from fencepost.client.operations import encode_json
 from fencepost.clock import Clock
-from fencepost.outbox.states import Failed, Rejected, Row, Stored, event_of_answer
+from fencepost.outbox.states import (
+    RETRY_AFTER_MS_MAX,
+    Failed,
+    Rejected,
+    Row,
+    Stored,
+    event_of_answer,
+)
 from fencepost.protocol.envelopes import Send, parse_send
 from fencepost.protocol.fingerprints import Unsendable
 
@@ -165,9 +172,13 @@ def event_of_failure(error: FencepostError, clock: Clock) -> Stored | Failed | R
         # Without an answer the message may have arrived: the next attempt finds out.
         return Failed(f"{type(cause).__name__}: {cause}", clock.random())
     seconds = cause.retry_after
+    asked_ms = cause.problem.get("retry_after_ms")
+    if seconds is None and type(asked_ms) is int:  # an answer in a session has no headers
+        seconds = asked_ms / 1000
     return event_of_answer(
         cause.status,
         {"code": cause.code, "detail": cause.detail},
         random=clock.random(),
-        retry_after_ms=None if seconds is None else int(seconds * 1000),
+        # Bounded before it is made whole: a header of 400 digits is an infinite number.
+        retry_after_ms=None if seconds is None else int(min(seconds * 1000, RETRY_AFTER_MS_MAX)),
     )

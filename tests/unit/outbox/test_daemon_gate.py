@@ -140,3 +140,20 @@ def test_a_token_that_is_too_short_is_refused_and_never_taken_up(tmp_path: Path)
     clock.advance(1000)
 
     assert not token.knows(b"")
+
+
+def test_a_new_token_in_a_file_that_others_can_read_is_not_taken(tmp_path: Path) -> None:
+    clock = SimClock()
+    token = a_token_file(tmp_path, clock)
+    file = tmp_path / "token"
+    old = file.read_text().strip().encode()
+
+    file.write_text("n" * 32)
+    file.chmod(0o644)
+    clock.advance(1000)
+    assert not token.knows(b"n" * 32)
+    assert token.knows(old)
+
+    file.chmod(0o600)
+    clock.advance(1000)
+    assert token.knows(b"n" * 32)

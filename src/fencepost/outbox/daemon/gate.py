@@ -9,6 +9,7 @@ is such a file itself.
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -18,6 +19,8 @@ from fencepost.http.messages import Request, Response
 from fencepost.http.problems import problem
 from fencepost.outbox.daemon.database import PRIVATE
 from fencepost.outbox.daemon.settings import OutboxSettings
+
+log = logging.getLogger(__name__)
 
 HOSTS = frozenset((b"localhost", b"127.0.0.1", b"[::1]"))
 PUBLIC = frozenset((b"/v1/health", b"/v1/metrics", b"/v1/version"))
@@ -44,6 +47,8 @@ class TokenFile:
         self._grace_ms = grace_ms
         self._before = b""
         self._before_until_ms = 0
+        self._told = b""
+        """A token of a file that others can read, which was complained of."""
         if not path.exists():
             made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE)
             with open(made, "wb") as file:
@@ -69,9 +74,15 @@ class TokenFile:
 
     def _look(self, now_ms: int) -> None:
         try:
+            is_private = not self._path.stat().st_mode & 0o077
             found = self._read()
         except OSError:
             return  # being replaced: the one in memory stays good
+        if found != self._token and not is_private:
+            if self._told != found:
+                log.error("%s can be read by others: its new token is not taken", self._path)
+                self._told = found
+            return
         if found != self._token and len(found) >= TOKEN_BYTES_MIN:
             self._before, self._before_until_ms = self._token, now_ms + self._grace_ms
             self._token = found
