@@ -369,7 +369,7 @@ def check_crash(image: Image, answered: list[str], tmp_path: Path) -> int:
         file = open_file(folder / "outbox.db", queries, vfs=None, first=lambda _: None)
     except Exception:
         return len(answered)
-    found = {row.id for row in rows.listed(file, None, None, "", 10_000)}
+    found = {row["id"] for row in rows.listed(file, None, None, "", 10_000)}
     file.raw.close()
     return len(set(answered) - found)
 

@@ -147,6 +147,7 @@ def _show_status(found: dict[str, Any], as_json: bool) -> None:
         (
             mesh["mesh"],
             mesh["state"],
+            mesh["via"] if mesh["state"] == "connected" else "",
             _age(mesh["since_ms"]),
             mesh["reconnects"],
             f"{mesh['max_age_hours']} h" if "max_age_hours" in mesh else "unknown",
@@ -155,7 +156,9 @@ def _show_status(found: dict[str, Any], as_json: bool) -> None:
         for mesh in found["meshes"]
     )
     print()
-    show_table(("mesh", "state", "for", "reconnects", "rows live", "error"), meshes, empty="")
+    show_table(
+        ("mesh", "state", "via", "for", "reconnects", "rows live", "error"), meshes, empty=""
+    )
     if found["hooks"]:
         hooks = ((hook["hook"], hook["runs"], hook["failures"]) for hook in found["hooks"])
         print()

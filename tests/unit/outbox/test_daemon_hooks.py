@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,16 @@ async def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_pat
     assert ran.outcome == "timed_out"
     for pid in map(int, file.read_text().split()):
         # The kernel ends what was killed in its own time.
-        until(lambda pid=pid: not is_running(pid))
+        until(partial(has_ended, pid))
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process does anything: one that was killed and not waited for does not."""
+def has_ended(pid: int) -> bool:
+    """Whether a process does nothing any more: killed, waited for or not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
-    return state != "Z"
+        return True
+    return state == "Z"
 
 
 async def test_output_beyond_the_limit_ends_the_command() -> None:

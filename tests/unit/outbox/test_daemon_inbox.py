@@ -29,7 +29,9 @@ async def test_a_message_is_stored_once_and_told_once(tmp_path: Path) -> None:
     assert await inbox.add("ops", [entry("m-1")]) == 1
 
     assert (len(arrived), inbox.stored, inbox.duplicates) == (3, 4, 1)
-    assert [row["mesh"] for row in await inbox.listed(None, 0, 10)] == ["shop"] * 3 + ["ops"]
+    assert [row["mesh"] for row in (await inbox.listed(None, 0, 10)).messages] == ["shop"] * 3 + [
+        "ops"
+    ]
     await inbox.close()
 
 
@@ -44,7 +46,7 @@ async def test_a_damaged_file_is_moved_aside_and_numbers_go_on(tmp_path: Path) -
 
     inbox = an_inbox(tmp_path, clock)
 
-    assert await inbox.listed(None, 0, 10) == []
+    assert (await inbox.listed(None, 0, 10)).messages == []
     assert (tmp_path / f"inbox.db.{clock.wall_ms()}").exists()
     await inbox.add("shop", [entry("m-1")])
     assert await inbox.last() > before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ import msgspec
 import pytest
 
 from fencepost.outbox.daemon import rows
-from fencepost.outbox.daemon.database import File, FileRefusedError, load_queries, open_file
+from fencepost.outbox.daemon.database import (
+    File,
+    FileRefusedError,
+    load_queries,
+    make_folder,
+    open_file,
+)
 from fencepost.outbox.daemon.rows import NEVER_MS
 from fencepost.outbox.states import (
     STATUSES,
@@ -191,7 +198,10 @@ def test_a_late_answer_does_not_bring_a_dropped_row_back(file: File) -> None:
     put(file, a_row())
     row = take(file).taken
     assert row is not None
-    assert isinstance(rows.do_drop(file, row.id, by="ann", now_ms=2500), Dropped)
+    dropped = rows.do_drop(file, row.id, by="ann", now_ms=2500)
+    assert isinstance(dropped, rows.Done)
+    assert dropped.before == "inflight"
+    assert isinstance(dropped.outcome, Dropped)
 
     settled = rows.do_settle(
         file, row, Stored("b-1"), now_ms=3000, max_age_ms=NEVER_MS, goes_on=True
@@ -205,10 +215,10 @@ def test_a_late_answer_does_not_bring_a_dropped_row_back(file: File) -> None:
 def test_a_requeue_is_both_rows_or_neither(file: File) -> None:
     put(file, a_row(1, status="dead"))
 
-    outcome = rows.do_requeue(
-        file, a_row(1).id, Successor("Z" * 26, "fresh"), by="ann", now_ms=5000
-    )
+    done = rows.do_requeue(file, a_row(1).id, Successor("Z" * 26, "fresh"), by="ann", now_ms=5000)
 
+    assert isinstance(done, rows.Done)
+    outcome = done.outcome
     assert isinstance(outcome, Requeued)
     assert [row.status for row in rows.chain(file, a_row(1).id)] == ["aborted", "pending"]
     assert outcome.new.destination == "topic:alerts"
@@ -279,3 +289,40 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(FileRefusedError):
         opened(tmp_path)
+
+
+def test_a_list_shows_sizes_and_leaves_payloads_in_the_file(file: File) -> None:
+    for number in range(3):
+        put(file, a_row(number, payload=b"x" * (1000 + number)))
+
+    for status in (None, "pending"):
+        shown = rows.listed(file, status, "shop", "", 2)
+
+        assert [row["bytes"] for row in shown] == [1000, 1001]
+        assert "payload" not in shown[0]
+        assert shown[0]["client_message_id"] == "id-0"
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "mine")
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+
+    for name in ("open", "link"):
+        with pytest.raises(FileRefusedError, match="others may write"):
+            make_folder(tmp_path / name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_or_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "mine")
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    os.lchown(tmp_path / "link", 12345, 12345)
+
+    for name in ("theirs", "link"):
+        with pytest.raises(FileRefusedError, match="another user"):
+            make_folder(tmp_path / name)

@@ -36,13 +36,14 @@ from fencepost.outbox.daemon.database import (
 from fencepost.outbox.daemon.delivering import Deliveries, Failpoint, Road, no_failpoint
 from fencepost.outbox.daemon.feed import Feed
 from fencepost.outbox.daemon.hooks import Hook
-from fencepost.outbox.daemon.inbox import Inbox, Puller
+from fencepost.outbox.daemon.inbox import Inbox
 from fencepost.outbox.daemon.links import Link, MeshNote
 from fencepost.outbox.daemon.links import RefusedError as LinkRefusedError
+from fencepost.outbox.daemon.pulling import Puller
 from fencepost.outbox.daemon.rows import Change
 from fencepost.outbox.daemon.settings import DAY_MS, OutboxSettings
 from fencepost.outbox.delivery import RowIds, read_send, row_of, ulid
-from fencepost.outbox.states import RETRY_AFTER_MS_MAX, Queued, Row
+from fencepost.outbox.states import RETRY_AFTER_MS_MAX, Queued, Row, Status
 from fencepost.protocol.fingerprints import Unsendable
 
 log = logging.getLogger(__name__)
@@ -117,28 +118,25 @@ class Daemon:
             for mesh in settings.meshes:
                 note = known["meshes"].get(mesh)
                 found = None if note is None else msgspec.convert(note, MeshNote)
-                daemon.links.append(Link(mesh, client, settings, clock, sender=sender, known=found))
+                link = Link(mesh, client, settings, clock, sender=sender, known=found)
+                if settings.member:
+                    link.puller = Puller(
+                        *(link.names, client, settings.member, daemon.worker),
+                        *(daemon.inbox, writer, clock, failpoint),
+                    )
+                daemon.links.append(link)
             roads: dict[str, Road] = {link.mesh: link for link in daemon.links}
             daemon.deliveries = Deliveries(
-                writer, roads, settings, clock, daemon._changed, failpoint
+                *(writer, roads, settings, clock, daemon._changed, daemon._swept, failpoint)
             )
             for lane, due_ms in known["lanes"].items():
                 daemon.deliveries.wakes(lane, due_ms)
             for hook in settings.hooks:
                 daemon.hooks.append(Hook(hook, daemon.feed, writer, clock, daemon._reply))
-            daemon._pullers = [
-                Puller(
-                    *(link.names, client.stream, settings.member, daemon.worker, clock, failpoint)
-                )
-                for link in daemon.links
-                if settings.member
-            ]
         except BaseException:
             lock.release()
             raise
         return daemon
-
-    _pullers: list[Puller]
 
     async def run(self) -> None:
         """Work until cancelled; raises when a mesh will not do, or the disk fails."""
@@ -149,8 +147,6 @@ class Daemon:
                         link.run(self._happened, self.deliveries.look, partial(self._save, link))
                     )
                 _ = group.create_task(self.deliveries.run())
-                for puller in self._pullers:
-                    _ = group.create_task(puller.run(self.inbox))
                 for hook in self.hooks:
                     _ = group.create_task(hook.run())
                 _ = group.create_task(self._sweep_inbox())
@@ -188,16 +184,16 @@ class Daemon:
         self.counts["pending"] += 1
         self.deliveries.wakes(row.lane)
 
-    def requeued(self, before: Row, old: Row, new: Row) -> None:
+    def requeued(self, before: Status, old: Row, new: Row) -> None:
         """A row was replaced by another."""
-        self._changed([Change(before.status, old)])
+        self._changed([Change(before, old)])
         self.counts["pending"] += 1
         self.deliveries.wakes(new.lane)
         self.feed.wake()
 
-    def dropped(self, before: Row, row: Row) -> None:
+    def dropped(self, before: Status, row: Row) -> None:
         """A row was given up; those behind it may go on."""
-        self._changed([Change(before.status, row)])
+        self._changed([Change(before, row)])
         self.deliveries.wakes(row.lane)
         self.feed.wake()
 
@@ -239,6 +235,9 @@ class Daemon:
                     row.id,
                 )
                 self.feed.wake()
+
+    def _swept(self, rows_count: int) -> None:
+        self.counts["done"] -= rows_count
 
     def _happened(self, kind: str, mesh: str, data: Mapping[str, object]) -> None:
         now_ms = self.clock.now_ms()

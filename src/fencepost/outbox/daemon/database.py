@@ -13,9 +13,10 @@ import fcntl
 import logging
 import os
 import queue
+import stat
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -89,6 +90,13 @@ def make_folder(folder: Path) -> None:
     """Make the folder so that it is still there after a power loss; only its user may enter."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for found in (folder.lstat(), folder.stat()):
+        is_link = stat.S_ISLNK(found.st_mode)
+        if found.st_uid != os.geteuid() or (not is_link and found.st_mode & 0o022):
+            raise FileRefusedError(
+                f"{folder} belongs to another user, or others may write to it: they could put"
+                " files of their own in place of the outbox; make a folder with mode 0700"
+            )
     for path in made:
         parent = os.open(path.parent, os.O_RDONLY)
         try:
@@ -117,6 +125,11 @@ class File:
 
     def fetch(self, query: str, *values: object) -> Rows:
         found: Rows = self.raw.execute(self.queries[query], values or None).fetchall()
+        return found
+
+    def each(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """The rows that a query finds, read from the file one by one."""
+        found: Iterator[tuple[Any, ...]] = self.raw.execute(self.queries[query], values)
         return found
 
     def execute(self, query: str, *values: object) -> int:

@@ -64,6 +64,13 @@ class Road(Protocol):
         """An attempt failed in a way that may pass: is the mesh still there?"""
         ...
 
+    def shut(self) -> None:
+        """The server does not know our token: nothing more is sent until it does.
+
+        The message is refused for good, as the contract has it; those behind it need not be.
+        """
+        ...
+
 
 class DeliveryCounters:
     """What was delivered since the start, for the metrics."""
@@ -74,7 +81,6 @@ class DeliveryCounters:
         self.history_pruned = 0
         self.retries_after_expiry = 0
         self.late = 0
-        self.swept = 0
 
 
 class Deliveries:
@@ -87,13 +93,16 @@ class Deliveries:
         settings: OutboxSettings,
         clock: Clock,
         changed: Callable[[Iterable[Change]], None],
+        swept: Callable[[int], None],
         failpoint: Failpoint = no_failpoint,
     ) -> None:
+        """`changed` and `swept` are told of rows that have another status, or are gone."""
         self._writer = writer
         self._roads = roads
         self._settings = settings
         self._clock = clock
         self._changed = changed
+        self._swept = swept
         self._failpoint = failpoint
         self._due: dict[Lane, int] = {}
         """When the oldest row of each lane is due that has one, and no worker."""
@@ -210,19 +219,41 @@ class Deliveries:
             if row.attempts > 1 and self._is_past_window(road, row):
                 self.counters.retries_after_expiry += 1
                 log.warning("%r is sent again later than its mesh remembers", row.client_message_id)
-            event: Stored | Failed | Rejected
-            if sends is None:
-                event = Failed("the mesh cannot be reached", self._clock.random())
-            else:
-                event = await attempt(sends, row, sender=road.sender, clock=self._clock)
+            event = await self._attempt(sends, row, road.sender)
             self._failpoint("answered")
             self.counters.events[type(event).__name__.lower()] += 1
             if isinstance(event, Failed):
                 road.failed()
+            elif isinstance(event, Rejected) and event.error.startswith("401 "):
+                road.shut()
             goes_on = road.sends is not None and not self._others_wait()
             settle = partial(rows.do_settle, row=row, event=event, goes_on=goes_on)
-            settled = await self._write(settle, road)
+            settled = await self._settle(settle, road)
         return settled.due_ms
+
+    async def _attempt(
+        self, sends: Sends | None, row: Row, sender: str | None
+    ) -> Stored | Failed | Rejected:
+        if sends is None:
+            return Failed("the mesh cannot be reached", self._clock.random())
+        try:
+            return await attempt(sends, row, sender=sender, clock=self._clock)
+        except Exception as error:
+            # One answer that cannot be understood must not end the deliveries of all others.
+            log.exception("an attempt of %r failed", row.client_message_id)
+            return Failed(f"{type(error).__name__}: {error}", self._clock.random())
+
+    async def _settle(self, job: Callable[..., Settled], road: Road) -> Settled:
+        """Note what came of an attempt, as soon as that can be written.
+
+        The row is in flight until then, and only what is known here brings it out of that.
+        """
+        while True:
+            try:
+                return await self._write(job, road)
+            except WriteFailedError as error:
+                log.error("what came of an attempt cannot be written, and waits: %s", error)
+                await asyncio.sleep(RETRY_WRITE_SECONDS)
 
     async def _write(self, job: Callable[..., Settled], road: Road) -> Settled:
         now_ms, max_age_ms = self._clock.now_ms(), road.max_age_ms
@@ -286,6 +317,6 @@ class Deliveries:
                     events_before_ms=now_ms - self._settings.inbox_days * DAY_MS,
                 )
                 swept = await self._writer.write(sweep)
-                self.counters.swept += swept
+                self._swept(swept)
                 if swept < rows.SWEPT_MAX:
                     return

@@ -205,8 +205,7 @@ class Endpoints:
         found = await self._daemon.writer.read(
             lambda file: rows.listed(file, status, mesh, after, limit + 1)
         )
-        shown = [facts_of(row) for row in found[:limit]]
-        return self._page("rows", shown, more=len(found) > limit, key="id")
+        return self._page("rows", found[:limit], more=len(found) > limit, key="id")
 
     async def _inspect(self, request: Request, row_id: str) -> Answer:
         _query(request, set())
@@ -239,8 +238,8 @@ class Endpoints:
 
         outcome = await daemon.writer.write(job)
         match outcome:
-            case Requeued(old, new):
-                daemon.requeued(row, old, new)
+            case rows.Done(before, Requeued(old, new)):
+                daemon.requeued(before, old, new)
                 return json_answer({"old": facts_of(old), "new": facts_of(new)})
             case IdUsed(used):
                 detail = f"the id {used!r} was used in this mesh: choose another, or say auto"
@@ -254,9 +253,6 @@ class Endpoints:
         _query(request, set())
         asked = _decoded(request.body, _Drop)
         daemon = self._daemon
-        row = await daemon.writer.read(lambda file: rows.get(file, row_id))
-        if row is None:
-            raise _no_row(row_id)
         now_ms, by = daemon.clock.now_ms(), asked.by
 
         def job(file: File) -> Any:
@@ -264,8 +260,8 @@ class Endpoints:
 
         outcome = await daemon.writer.write(job)
         match outcome:
-            case Dropped(dropped):
-                daemon.dropped(row, dropped)
+            case rows.Done(before, Dropped(dropped)):
+                daemon.dropped(before, dropped)
                 return json_answer(facts_of(dropped))
             case NotOpen(status):
                 raise _not_open(row_id, status)
@@ -293,8 +289,9 @@ class Endpoints:
     async def _inbox(self, request: Request) -> Answer:
         query = _query(request, {"mesh", "after", "limit"})
         limit, after = _limit(query), _number(query, "after")
-        found = await self._daemon.inbox.listed(query.get("mesh"), after, limit + 1)
-        return self._page("messages", found[:limit], more=len(found) > limit, key="seq")
+        room = self._daemon.settings.answer_bytes_max
+        page = await self._daemon.inbox.listed(query.get("mesh"), after, limit, room)
+        return self._page("messages", page.messages, more=page.more, key="seq")
 
     async def _events(self, request: Request) -> Answer:
         mesh = _query(request, {"mesh"}).get("mesh")

@@ -89,7 +89,8 @@ class Feed:
             place = Place(seq, place.arrived)
             events.append(FeedEvent(place, kind, mesh, at, data))
         if self._inbox is not None:
-            for message in await self._inbox.listed(None, place.arrived, BATCH_MAX):
+            page = await self._inbox.listed(None, place.arrived, BATCH_MAX)
+            for message in page.messages:
                 place = Place(place.happened, message["seq"])
                 data = bytes(message["message"])
                 events.append(

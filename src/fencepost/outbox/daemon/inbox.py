@@ -1,47 +1,43 @@
-"""The inbox on this machine: messages of a member, each stored once, and where they come from.
+"""The inbox on this machine: messages of a member, each stored once.
 
 A message is kept by its mesh, sender and id, so a delivery that is repeated adds nothing and runs
 no hook a second time. A file that is damaged is moved aside: what it held is with the server.
+`pulling` is where messages come from.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from fencepost.client.aio.meshes import AsyncMesh
-from fencepost.client.errors import FencepostError, ResponseError
-from fencepost.client.groups import Lease, LeaseAck
 from fencepost.clock import Clock
 from fencepost.outbox.daemon.database import (
     File,
     FileRefusedError,
-    WriteFailedError,
     Writer,
     load_queries,
     open_file,
 )
-from fencepost.outbox.daemon.links import RefusedError
-from fencepost.outbox.states import BACKOFF
-from fencepost.protocol.meshes import inbox_path
-from fencepost.protocol.sessions import OCCUPIED, REPLACED
-from fencepost.protocol.timing import delay_ms
 
 log = logging.getLogger(__name__)
 
 FILE = "inbox.db"
-EVENTS_MAX = 500
-"""Messages that one claim asks for."""
-LEASE_MS = 30_000
-RENEW_SECONDS = 10.0
 SWEPT_MAX = 500
+PAGE_BYTES_MAX = 4 << 20
+"""Bytes of the messages that are read at once for those who follow events."""
 _LINES = bytes.maketrans(b"\r\n", b"  ")
+
+
+class Messages(NamedTuple):
+    """A page of messages; `more`: there are some behind them."""
+
+    messages: list[dict[str, Any]]
+    more: bool
 
 
 class Inbox:
@@ -107,13 +103,23 @@ class Inbox:
             self._arrived()
         return new
 
-    async def listed(self, mesh: str | None, after: int, limit: int) -> list[dict[str, Any]]:
-        """Messages in the order in which they came."""
-        found = await self._writer.read(lambda file: file.fetch("list", after, mesh, limit))
-        return [
-            {"seq": seq, "mesh": name, "received_ms": at, "message": msgspec.Raw(entry)}
-            for seq, name, at, entry in found
-        ]
+    async def listed(
+        self, mesh: str | None, after: int, limit: int, bytes_max: int = PAGE_BYTES_MAX
+    ) -> Messages:
+        """Messages in the order in which they came: so many, of so many bytes, one at least."""
+
+        def query(file: File) -> Messages:
+            found: list[dict[str, Any]] = []
+            room = bytes_max
+            for seq, name, at, entry in file.each("list", after, mesh, limit + 1):
+                room -= len(entry)
+                if len(found) == limit or (found and room < 0):
+                    return Messages(found, more=True)
+                message = msgspec.Raw(entry)
+                found.append({"seq": seq, "mesh": name, "received_ms": at, "message": message})
+            return Messages(found, more=False)
+
+        return await self._writer.read(query)
 
     async def last(self) -> int:
         """The number of the newest message."""
@@ -131,92 +137,3 @@ class Inbox:
 
     async def close(self) -> None:
         await self._writer.close()
-
-
-class Puller:
-    """Keeps the lease of an inbox, and stores what comes, over plain HTTP.
-
-    The lease is held all the time, with work or without: that is what keeps a second daemon out.
-    """
-
-    def __init__(
-        self,
-        names: AsyncMesh,
-        client_stream: Any,
-        member: str,
-        worker: str,
-        clock: Clock,
-        failpoint: Callable[[str], None],
-    ) -> None:
-        self._names = names
-        self._failpoint = failpoint
-        self._stream = client_stream(inbox_path(names.name, member))
-        self._group = names.inbox(member)
-        self._worker = worker
-        self._clock = clock
-        self._news = asyncio.Event()
-
-    async def run(self, inbox: Inbox) -> None:
-        """Pull until cancelled; raises `RefusedError` when another daemon has the inbox."""
-        failures = 0
-        while True:
-            try:
-                tail = (await self._stream.head()).next_offset
-                async with asyncio.TaskGroup() as group:
-                    listening = group.create_task(self._listen(tail))
-                    try:
-                        await self._hold(inbox)
-                    finally:
-                        _ = listening.cancel()
-            except* RefusedError as refused:
-                raise refused.exceptions[0] from None
-            except* (FencepostError, WriteFailedError) as failed:
-                failures += 1
-                log.warning("the inbox of mesh %s waits: %s", self._names.name, failed.exceptions)
-            await asyncio.sleep(delay_ms(BACKOFF, max(failures, 1), self._clock.random()) / 1000)
-
-    async def _listen(self, tail: str) -> None:
-        """Notice that something was appended; the stream is only a bell."""
-        with contextlib.suppress(FencepostError):
-            async for _entry in self._stream.follow(offset=tail):
-                self._news.set()
-
-    async def _hold(self, inbox: Inbox) -> None:
-        while True:
-            # Before the claim: what is appended after it rings again.
-            self._news.clear()
-            lease = await self._take()
-            if lease.events:
-                await inbox.add(self._names.name, (event.data for event in lease.events))
-                self._failpoint("stored")
-            else:
-                await self._wait(lease)
-            acked = await self._group.ack(LeaseAck(token=lease.token, at=lease.read_to))
-            if acked.items[0].outcome == "lost" and not acked.uncertain:
-                raise self._replaced()
-
-    async def _take(self) -> Lease:
-        try:
-            found = await self._group.claim(
-                self._worker, events_max=EVENTS_MAX, lease_ms=LEASE_MS, take=True
-            )
-        except ResponseError as error:
-            if error.code == OCCUPIED.kind:
-                name = self._names.name
-                raise RefusedError(name, OCCUPIED.code, OCCUPIED.kind, OCCUPIED.detail) from None
-            raise
-        if not found.leases:
-            raise self._replaced()
-        return found.leases[0]
-
-    async def _wait(self, lease: Lease) -> None:
-        """Hold an empty lease until something comes, or for a while: a bell may fail to ring."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RENEW_SECONDS):
-                await self._news.wait()
-        [renewed] = await self._group.renew([lease.token], lease_ms=LEASE_MS)
-        if renewed.outcome == "lost":
-            raise self._replaced()
-
-    def _replaced(self) -> RefusedError:
-        return RefusedError(self._names.name, REPLACED.code, REPLACED.kind, REPLACED.detail)

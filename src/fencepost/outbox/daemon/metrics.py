@@ -68,10 +68,17 @@ class _Collector:
         reconnects = CounterMetricFamily(
             "fencepost_outbox_reconnects", "How often a mesh came back.", labels=["mesh"]
         )
+        sessions = GaugeMetricFamily(
+            "fencepost_outbox_session",
+            "Whether a mesh is reached through a session; 0: over plain HTTP, or not at all.",
+            labels=["mesh"],
+        )
         for link in daemon.links:
             connected.add_metric([link.mesh], link.state == "connected")
+            sessions.add_metric([link.mesh], link.has_session)
             reconnects.add_metric([link.mesh], link.reconnects)
         yield connected
+        yield sessions
         yield reconnects
         runs = CounterMetricFamily("fencepost_outbox_hook_runs", "Runs of hooks.", labels=["hook"])
         failures = CounterMetricFamily(

@@ -97,13 +97,18 @@ SELECT max(id) FROM outbox;
 SELECT min(enqueued_at) FROM outbox WHERE status IN ('pending', 'inflight');
 
 -- name: list
--- Rows behind an id, of every status.
-SELECT * FROM outbox WHERE id > ?1 AND (?2 IS NULL OR mesh = ?2) ORDER BY id LIMIT ?3;
+-- Rows behind an id, of every status, with the size of the payload in place of it.
+SELECT id, mesh, client_message_id, request_fingerprint, destination, x'', priority, enqueued_at,
+    next_attempt_at, attempts, status, last_error, delivered_at, broker_message_id, aborted_at,
+    aborted_by, superseded_by, length(payload)
+FROM outbox WHERE id > ?1 AND (?2 IS NULL OR mesh = ?2) ORDER BY id LIMIT ?3;
 
 -- name: list_status
--- Rows behind an id, of one status.
-SELECT * FROM outbox WHERE status = ?4 AND id > ?1 AND (?2 IS NULL OR mesh = ?2)
-ORDER BY id LIMIT ?3;
+-- The same of one status.
+SELECT id, mesh, client_message_id, request_fingerprint, destination, x'', priority, enqueued_at,
+    next_attempt_at, attempts, status, last_error, delivered_at, broker_message_id, aborted_at,
+    aborted_by, superseded_by, length(payload)
+FROM outbox WHERE status = ?4 AND id > ?1 AND (?2 IS NULL OR mesh = ?2) ORDER BY id LIMIT ?3;
 
 -- name: sweep_done
 -- Delivered rows whose time is over. Dead and aborted rows stay.

@@ -166,9 +166,16 @@ class NoRow(NamedTuple):
     """There is no row with this id."""
 
 
+class Done(NamedTuple):
+    """What a person did with a row, and the status that it had until then."""
+
+    before: Status
+    outcome: Requeued | Dropped
+
+
 def do_requeue(
     file: File, row_id: str, successor: Successor, *, by: str, now_ms: int
-) -> Requeued | NotOpen | IdUsed | NoRow:
+) -> Done | NotOpen | IdUsed | NoRow:
     """Abort a row and insert its successor, both or neither."""
     row = get(file, row_id)
     if row is None:
@@ -180,10 +187,11 @@ def do_requeue(
         file.execute("insert", *columns(outcome.new))
         facts = {**facts_of(outcome.old), "superseded_by": outcome.new.id}
         add_event(file, "requeued", row.mesh, now_ms, facts)
+        return Done(row.status, outcome)
     return outcome
 
 
-def do_drop(file: File, row_id: str, *, by: str, now_ms: int) -> Dropped | NotOpen | NoRow:
+def do_drop(file: File, row_id: str, *, by: str, now_ms: int) -> Done | NotOpen | NoRow:
     """Abort a row for good."""
     row = get(file, row_id)
     if row is None:
@@ -192,6 +200,7 @@ def do_drop(file: File, row_id: str, *, by: str, now_ms: int) -> Dropped | NotOp
     if isinstance(outcome, Dropped):
         _update(file, outcome.row)
         add_event(file, "dropped", row.mesh, now_ms, facts_of(outcome.row))
+        return Done(row.status, outcome)
     return outcome
 
 
@@ -254,12 +263,15 @@ def oldest_ms(file: File) -> int | None:
     return found
 
 
-def listed(file: File, status: str | None, mesh: str | None, after: str, limit: int) -> list[Row]:
+def listed(
+    file: File, status: str | None, mesh: str | None, after: str, limit: int
+) -> list[dict[str, object]]:
+    """What is shown of rows. Their payloads stay in the file: a page of them may be a gigabyte."""
     if status is None:
         found = file.fetch("list", after, mesh, limit)
     else:
         found = file.fetch("list_status", after, mesh, limit, status)
-    return [row_from(row) for row in found]
+    return [{**facts_of(row_from(row[:-1])), "bytes": row[-1]} for row in found]
 
 
 CHAIN_MAX = 100
