@@ -149,13 +149,18 @@ async def test_the_second_event_of_a_lease_sees_what_the_first_one_did(opening: 
         await shop.settle()
 
         assert (await shop.load(Stock, tea)).state.left == 0  # 20 did not fit, 10 did
-        found = shop.group.parked()
-        [parked] = await listed(found) if _is_async(shop) else list(found)
+        [parked] = await _parked(shop)
         assert "not enough left" in parked.error
 
 
 def _is_async(opened: Any) -> bool:
     return type(opened).__name__ == "AsyncOpenApp"
+
+
+async def _parked(shop: Any) -> list[Any]:
+    """What is set aside, from either client."""
+    found = shop.group.parked()
+    return await listed(found) if _is_async(shop) else list(found)
 
 
 async def test_a_failed_reaction_is_tried_again_and_then_blocks(opening: Opening) -> None:
@@ -227,6 +232,58 @@ async def test_an_event_that_fails_behind_others_keeps_their_effects(opening: Op
         await shop.group.unblock(filter={})
         await shop.settle()
         assert (await shop.load(Stock, tea)).state.left == 97
+
+
+async def test_an_effect_that_the_server_refuses_fails_its_own_event_alone(
+    opening: Opening,
+) -> None:
+    """The events of a lease are one commit: what is refused must not be laid on another of them."""
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    tea = fresh("tea")
+    retry = Retry(1, base_ms=0, on_exhausted="park")
+
+    @app.reaction(Placed, to="one", retry=retry)
+    def reserve(event: Recorded[Placed], context: Context) -> None:
+        context.do(Stock.reserve, event.data.sku, order=event.stream, quantity=event.data.quantity)
+        if event.data.quantity == 4:
+            context.append("no//stream", Reserved(order="", quantity=0))
+
+    async with opening(app) as shop:
+        placed = [
+            await shop.do(Order.place, fresh("o"), sku=tea, quantity=quantity)
+            for quantity in (1, 2, 3, 4, 5)
+        ]
+        await shop.settle()
+
+        [parked] = await _parked(shop)
+        assert (parked.position, parked.attempts) == (placed[3].events[0].position, 2)
+        assert (await shop.load(Stock, tea)).state.left == 100 - 1 - 2 - 3 - 5
+
+        await shop.group.replay(filter={})
+        await shop.settle()
+
+        [again] = await _parked(shop)
+        assert again.position == parked.position, "the worker lives, and the event is parked again"
+        assert (await shop.load(Stock, tea)).state.left == 100 - 1 - 2 - 3 - 5
+
+
+async def test_attempts_are_counted_for_each_event(opening: Opening) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    attempts: list[tuple[int, int]] = []
+
+    @app.reaction(Placed, to="one", retry=Retry(5, base_ms=0))
+    def reserve(event: Recorded[Placed], context: Context) -> None:
+        attempts.append((event.data.quantity, context.attempt))
+        if event.data.quantity == 2 and context.attempt < 3:
+            raise RuntimeError("boom")
+
+    async with opening(app) as shop:
+        for quantity in (1, 2, 3):
+            await shop.do(Order.place, fresh("o"), sku=fresh("tea"), quantity=quantity)
+
+        await shop.settle()
+
+        assert attempts == [(1, 1), (2, 1), (2, 2), (2, 3), (3, 1)]
 
 
 async def test_a_parked_event_is_replayed_with_its_effects(opening: Opening) -> None:

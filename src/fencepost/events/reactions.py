@@ -47,7 +47,7 @@ from fencepost.events.deciding import Deciding
 from fencepost.events.errors import EventsError
 from fencepost.events.registry import Breadcrumb, Correlated, Reaction, Registry
 from fencepost.events.types import Recorded
-from fencepost.events.units import Unit
+from fencepost.events.units import Turn, Unit
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Handled(msgspec.Struct, frozen=True):
     error: Exception | None = None
 
 
-Invoke = Callable[[Reaction, Recorded[Any], Unit, Lease], Handled | Awaitable[Handled]]
+Invoke = Callable[[Reaction, Turn, Unit], Handled | Awaitable[Handled]]
 """Calls the handler of a reaction, in the way of the client that is used; it never raises."""
 Tell = Callable[[Breadcrumb], None]
 
@@ -332,21 +332,48 @@ def _is_own(drain: Drain, lease: Lease, entry: LogEntry) -> bool:
 
 def handle(drain: Drain, lease: Lease, is_lost: Callable[[], bool]) -> Operation[LeaseAck | None]:
     """Run the reactions of a lease; its ack, or None when a commit has acked it or it was lost."""
+    drain.tell(_crumb(drain, "claimed", lease, events=len(lease.events)))
+    events = lease.events
+    while True:
+        found = yield from _handle(drain, lease, events, is_lost)
+        if not isinstance(found, _Refused):
+            return found
+        if len(found.events) == 1:
+            return _blamed(drain, lease, found)
+        # Which of them is to blame is not known: the others must not fail for it. The events behind
+        # these come again with the next lease.
+        events = found.events[: len(found.events) // 2]
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    """The server refuses what the reactions to these events want to store."""
+
+    events: list[GroupEvent]
+    error: ResponseError
+
+
+def _handle(
+    drain: Drain, lease: Lease, events: list[GroupEvent], is_lost: Callable[[], bool]
+) -> Operation[LeaseAck | _Refused | None]:
+    """Run the reactions to the first events of a lease, perhaps all of them."""
     clock = drain.settings.clock
     began_ms = clock.monotonic_ms()
-    drain.tell(_crumb(drain, "claimed", lease, events=len(lease.events)))
     unit = Unit(drain.deciding)
     at: int | None = None
+    kept: list[GroupEvent] = []
     replayed: list[ReplayedEvent] = []
-    for event in lease.events:
+    for event in events:
         if is_lost():
             drain.tell(_crumb(drain, "lost", lease))
             return None
         if not event.replayed and clock.monotonic_ms() - began_ms > FLUSH_MS and unit:
-            return (yield from _store(drain, lease, unit, _ack(lease, at, replayed)))
-        error, reaction = yield from _react(drain, lease, event, unit)
+            return (yield from _store(drain, lease, unit, kept, _ack(lease, at, replayed)))
+        # The lease tells of attempts at its first event alone.
+        spent = 0 if event.replayed or at is not None else lease.retry
+        error, reaction = yield from _react(drain, lease, event, unit, spent + 1)
         if error is None:
             unit.keep()
+            kept.append(event)
             if event.replayed:
                 replayed.append(ReplayedEvent(position=event.position))
             else:
@@ -355,16 +382,28 @@ def handle(drain: Drain, lease: Lease, is_lost: Callable[[], bool]) -> Operation
         unit.take_back()
         log.debug("the reaction to %s %d failed", event.stream, event.position, exc_info=error)
         retry = reaction.retry if reaction else drain.registry.retry_of(_name(event))
-        dice = clock.random()
-        # The lease tells of attempts at its first event alone.
-        spent = lease.retry if at is None else 0
-        failure = retry.failure(event.position, error, retry=spent, dice=dice)
+        failure = retry.failure(event.position, error, retry=spent, dice=clock.random())
         if event.replayed:
             replayed.append(ReplayedEvent(position=event.position, error=failure.error))
             continue
         # What the events before did is stored with their ack and with this failure.
-        return (yield from _store(drain, lease, unit, _ack(lease, at, replayed, failure)))
-    return (yield from _store(drain, lease, unit, _ack(lease, lease.read_to, replayed)))
+        return (yield from _store(drain, lease, unit, kept, _ack(lease, at, replayed, failure)))
+    if len(events) == len(lease.events):
+        at = lease.read_to
+    return (yield from _store(drain, lease, unit, kept, _ack(lease, at, replayed)))
+
+
+def _blamed(drain: Drain, lease: Lease, refused: _Refused) -> LeaseAck:
+    """What to report of the one event whose effects the server refuses."""
+    event = refused.events[0]
+    retry = drain.registry.retry_of(_name(event))
+    spent = 0 if event.replayed else lease.retry
+    dice = drain.settings.clock.random()
+    failure = retry.failure(event.position, refused.error, retry=spent, dice=dice)
+    if event.replayed:
+        replayed = [ReplayedEvent(position=event.position, error=failure.error)]
+        return LeaseAck(token=lease.token, at=lease.at, replayed=replayed)
+    return LeaseAck(token=lease.token, failure=failure)
 
 
 def _ack(
@@ -379,7 +418,7 @@ def _ack(
 
 
 def _react(
-    drain: Drain, lease: Lease, event: GroupEvent, unit: Unit
+    drain: Drain, lease: Lease, event: GroupEvent, unit: Unit, attempt: int
 ) -> Operation[tuple[Exception | None, Reaction | None]]:
     """Run every reaction of the target to an event; the first error, and whose it was."""
     try:
@@ -392,8 +431,9 @@ def _react(
             found = yield from _adopted(drain, lease, recorded, unit)
         except ForbiddenError as error:
             return error, None
+    turn = Turn(lease.target, recorded, attempt)
     for reaction in found:
-        handled: Handled = yield Call(partial(drain.invoke, reaction, recorded, unit, lease))
+        handled: Handled = yield Call(partial(drain.invoke, reaction, turn, unit))
         if handled.error is not None:
             return handled.error, reaction
     return None, None
@@ -432,7 +472,9 @@ def _is_free(settings: ClientSettings, guard: str) -> Operation[bool]:
     return answer.response.integer("stream-version") == -1
 
 
-def _store(drain: Drain, lease: Lease, unit: Unit, ack: LeaseAck) -> Operation[LeaseAck | None]:
+def _store(
+    drain: Drain, lease: Lease, unit: Unit, kept: list[GroupEvent], ack: LeaseAck
+) -> Operation[LeaseAck | _Refused | None]:
     """Store what was gathered and ack the lease, in one commit; without effects, only the ack."""
     if not unit:
         return ack
@@ -448,15 +490,7 @@ def _store(drain: Drain, lease: Lease, unit: Unit, ack: LeaseAck) -> Operation[L
     except AWAY:
         raise
     except ResponseError as error:
-        # The server refuses what the reactions want to store: a failure of the first event.
-        first = next((event for event in lease.events if not event.replayed), None)
-        if first is None:
-            raise
-        retry = drain.registry.retry_of(_name(first))
-        failure = retry.failure(
-            first.position, error, retry=lease.retry, dice=drain.settings.clock.random()
-        )
-        return LeaseAck(token=lease.token, failure=failure)
+        return _Refused(kept, error)
     finally:
         for kind, path in unit.streams():
             drain.deciding.cache.drop(kind, path)

@@ -17,7 +17,15 @@ from fencepost.client.operations import CommitAppend
 from fencepost.events.codec import encoded
 from fencepost.events.deciding import Deciding
 from fencepost.events.loading import Loaded, load
-from fencepost.events.types import Action, Entity, EntityT, Event
+from fencepost.events.types import Action, Entity, EntityT, Event, Recorded
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """An event whose turn has come at a target, and which attempt this is, from 1 on."""
+
+    target: str
+    event: Recorded[Any]
+    attempt: int
 
 
 class _Gathered(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ from fencepost.events.reactions import (
 from fencepost.events.registry import Breadcrumb, Reaction
 from fencepost.events.sync.contexts import Context
 from fencepost.events.types import Recorded
-from fencepost.events.units import Unit
+from fencepost.events.units import Turn, Unit
 
 T = TypeVar("T")
 
@@ -93,14 +93,12 @@ class Tally:
 def _drain(
     staff: Staff,
     tell: Callable[[Breadcrumb], None],
-    invoker: Callable[[Drain, Reaction, Recorded[Any], Unit, Lease], Handled | Awaitable[Handled]],
+    invoker: Callable[[Drain, Reaction, Turn, Unit], Handled | Awaitable[Handled]],
 ) -> Drain:
     app, settings = staff.app, staff.deciding.settings
 
-    def invoke(
-        reaction: Reaction, event: Recorded[Any], unit: Unit, lease: Lease
-    ) -> Handled | Awaitable[Handled]:
-        return invoker(drain, reaction, event, unit, lease)
+    def invoke(reaction: Reaction, turn: Turn, unit: Unit) -> Handled | Awaitable[Handled]:
+        return invoker(drain, reaction, turn, unit)
 
     called: Invoke = invoke
     drain = Drain(
@@ -140,17 +138,18 @@ def _claim_span(drain: Drain, lease: Lease) -> AbstractContextManager[tracing.Ca
 
 
 def _handle_span(
-    drain: Drain, reaction: Reaction, event: Recorded[Any], lease: Lease
+    drain: Drain, reaction: Reaction, turn: Turn
 ) -> AbstractContextManager[tracing.Carrier]:
     """As long as a handler runs; a child of the commit that stored the event."""
+    event = turn.event
     found = {
         "app": drain.app,
         "reaction": reaction.name,
-        "target": lease.target,
+        "target": turn.target,
         "stream": event.stream,
         "position": event.position,
         "correlation": event.correlation,
-        "attempt": lease.retry + 1,
+        "attempt": turn.attempt,
     }
     return tracing.span("handle", found, cause=event.meta)
 
@@ -194,23 +193,19 @@ class _Bridge(Driver):
 
 
 async def _async_invoke(
-    driver: AsyncDriver,
-    drain: Drain,
-    reaction: Reaction,
-    event: Recorded[Any],
-    unit: Unit,
-    lease: Lease,
+    driver: AsyncDriver, drain: Drain, reaction: Reaction, turn: Turn, unit: Unit
 ) -> Handled:
+    event = turn.event
     token = CAUSE.set(_cause(event))
-    with _handle_span(drain, reaction, event, lease) as carried:
+    with _handle_span(drain, reaction, turn) as carried:
         meta = {**context_meta(drain, event), **carried}
         try:
             if inspect.iscoroutinefunction(reaction.handler):
-                context = AsyncContext(driver, unit, meta, drain.app, lease, event)
+                context = AsyncContext(driver, unit, meta, drain.app, turn)
                 await reaction.handler(event, context)
             else:
                 bridge = _Bridge(driver, asyncio.get_running_loop())
-                plain = Context(bridge, unit, meta, drain.app, lease, event)
+                plain = Context(bridge, unit, meta, drain.app, turn)
                 await asyncio.to_thread(reaction.handler, event, plain)
         except Exception as error:
             tracing.failed(error)
@@ -252,10 +247,8 @@ async def _async_correlate(driver: AsyncDriver, drain: Drain) -> None:
 
 
 def _async_drain(driver: AsyncDriver, staff: Staff, tell: Callable[[Breadcrumb], None]) -> Drain:
-    def invoke(
-        drain: Drain, reaction: Reaction, event: Recorded[Any], unit: Unit, lease: Lease
-    ) -> Awaitable[Handled]:
-        return _async_invoke(driver, drain, reaction, event, unit, lease)
+    def invoke(drain: Drain, reaction: Reaction, turn: Turn, unit: Unit) -> Awaitable[Handled]:
+        return _async_invoke(driver, drain, reaction, turn, unit)
 
     return _drain(staff, tell, invoke)
 
@@ -362,19 +355,13 @@ async def async_work_given(
 # With threads
 
 
-def _invoke(
-    driver: Driver,
-    drain: Drain,
-    reaction: Reaction,
-    event: Recorded[Any],
-    unit: Unit,
-    lease: Lease,
-) -> Handled:
+def _invoke(driver: Driver, drain: Drain, reaction: Reaction, turn: Turn, unit: Unit) -> Handled:
+    event = turn.event
     token = CAUSE.set(_cause(event))
-    with _handle_span(drain, reaction, event, lease) as carried:
+    with _handle_span(drain, reaction, turn) as carried:
         meta = {**context_meta(drain, event), **carried}
         try:
-            reaction.handler(event, Context(driver, unit, meta, drain.app, lease, event))
+            reaction.handler(event, Context(driver, unit, meta, drain.app, turn))
         except Exception as error:
             tracing.failed(error)
             return Handled(error)
@@ -416,10 +403,8 @@ def work_app(driver: Driver, group: Group, staff: Staff, stopping: threading.Eve
 
 
 def _sync_drain(driver: Driver, staff: Staff, tell: Callable[[Breadcrumb], None]) -> Drain:
-    def invoke(
-        drain: Drain, reaction: Reaction, event: Recorded[Any], unit: Unit, lease: Lease
-    ) -> Handled:
-        return _invoke(driver, drain, reaction, event, unit, lease)
+    def invoke(drain: Drain, reaction: Reaction, turn: Turn, unit: Unit) -> Handled:
+        return _invoke(driver, drain, reaction, turn, unit)
 
     return _drain(staff, tell, invoke)
 

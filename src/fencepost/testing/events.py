@@ -22,7 +22,6 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from fencepost.client.aio.client import AsyncClient
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.effects import Operation
-from fencepost.client.groups import Lease
 from fencepost.client.http import parse_url
 from fencepost.client.settings import ClientSettings
 from fencepost.client.sync.connections import Driver
@@ -32,7 +31,7 @@ from fencepost.events.commits import meta_of
 from fencepost.events.deciding import Deciding
 from fencepost.events.loading import Cache, Loaded
 from fencepost.events.types import Action, EntityT, Event, Recorded
-from fencepost.events.units import Unit
+from fencepost.events.units import Turn, Unit
 from fencepost.store.opener import AnyStoreSettings
 from fencepost.testing.clock import SimClock
 from fencepost.testing.server import TestServer
@@ -176,21 +175,11 @@ class _GivenUnit(Unit):
 def _run(handler: Any, event: Recorded[Any], unit: Unit, target: str, group: str) -> None:
     settings = _settings(SimClock())
     meta = meta_of(settings, event.correlation, str(event.position))
-    lease = Lease(
-        target=target,
-        source=event.stream,
-        token="",
-        at=-1,
-        until=event.position,
-        read_to=event.position,
-        lease_until_ms=0,
-        retry=0,
-        events=[],
-    )
+    turn = Turn(target, event, attempt=1)
     if not inspect.iscoroutinefunction(handler):
-        handler(event, Context(Driver(settings), unit, meta, group, lease, event))
+        handler(event, Context(Driver(settings), unit, meta, group, turn))
         return
-    context = AsyncContext(AsyncDriver(settings), unit, meta, group, lease, event)
+    context = AsyncContext(AsyncDriver(settings), unit, meta, group, turn)
     raised: list[BaseException] = []
 
     def run() -> None:

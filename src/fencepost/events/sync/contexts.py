@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ParamSpec
 
-from fencepost.client.groups import Lease
 from fencepost.client.sync.connections import Driver
 from fencepost.events.loading import Loaded
-from fencepost.events.types import Action, EntityT, Event, Recorded
-from fencepost.events.units import Unit
+from fencepost.events.types import Action, EntityT, Event
+from fencepost.events.units import Turn, Unit
 
 P = ParamSpec("P")
 
@@ -28,16 +27,15 @@ class Context:
         unit: Unit,
         meta: Mapping[str, Any],
         group: str,
-        lease: Lease,
-        event: Recorded[Any],
+        turn: Turn,
     ) -> None:
         self._driver = driver
         self._unit = unit
         self._meta = meta
-        self.effect_key = f"{group}/{lease.target}/{event.position}"
+        self.effect_key = f"{group}/{turn.target}/{turn.event.position}"
         """A name for effects elsewhere, such as a payment: the same on every attempt."""
-        self.target = lease.target
-        self.attempt = lease.retry + 1
+        self.target = turn.target
+        self.attempt = turn.attempt
         """1 at first, and one more after each failure."""
 
     def do(
