@@ -7,10 +7,13 @@ Arguments: the server's URL, the name of the app, the worker's name, and what it
     work      runs reactions for ever; killed at any point
     freeze    the same, but in its first reaction it says `holding` and stops itself (SIGSTOP); when
               it is woken it says whether its commit was `committed` or `lost`, and goes on
+
+With `async` as a further argument it does the same on the async client and uvloop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,10 +21,13 @@ import sys
 import threading
 from typing import Any, NamedTuple, Self
 
+import uvloop
+
 import fencepost
 from fencepost.events import (
     App,
     AppSettings,
+    AsyncOpenApp,
     ConcurrencyError,
     Context,
     Entity,
@@ -40,11 +46,14 @@ WOKEN = threading.Event()
 
 class Added(Event):
     number: str
+    count: int
+    """How many were there before, as the action saw it: what it decided on."""
 
 
 class Summed(Event):
     number: str
     by: str
+    count: int
 
 
 class Declared(NamedTuple):
@@ -63,7 +72,7 @@ def declare(name: str, worker: str, *, freezes: bool = False) -> Declared:
 
         @action
         def add(self, number: str) -> Added:
-            return Added(number=number)
+            return Added(number=number, count=self.count)
 
         @applies
         def added(self, event: Added) -> Self:
@@ -74,7 +83,7 @@ def declare(name: str, worker: str, *, freezes: bool = False) -> Declared:
 
         @action
         def add(self, number: str, by: str) -> Summed:
-            return Summed(number=number, by=by)
+            return Summed(number=number, by=by, count=self.count)
 
         @applies
         def summed(self, event: Summed) -> Self:
@@ -111,22 +120,46 @@ def add(opened: OpenApp, job: Any, name: str, number: str) -> None:
         return
 
 
+async def async_add(opened: AsyncOpenApp, job: Any, name: str, number: str) -> None:
+    while True:
+        try:
+            await opened.do(job.add, name, number=number)
+        except ConcurrencyError:
+            continue
+        return
+
+
 def say(**facts: str) -> None:
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    url, name, worker, how, *numbers = sys.argv[1:]
+    url, name, worker, how, *more = sys.argv[1:]
     signal.signal(signal.SIGCONT, lambda _number, _frame: WOKEN.set())
-    app, job, _total = declare(name, worker, freezes=how == "freeze")
-    with fencepost.connect(url) as client, app.open(client) as opened:
-        if how in ("act", "collide"):
-            count, jobs = int(numbers[0]), 1 if how == "collide" else int(numbers[1])
-            for n in range(count):
-                add(opened, job, str(n % jobs), f"{worker}:{n}")
-            return
-        opened.work(worker=worker, streams=3, events=3)
+    declared = declare(name, worker, freezes=how == "freeze")
+    is_async = "async" in more
+    count, jobs = (int(number) for number in (more[:2] if how in ("act", "collide") else (0, 0)))
+    numbers = [(str(0 if how == "collide" else n % jobs), f"{worker}:{n}") for n in range(count)]
+    if is_async:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(async_run(url, declared, worker, numbers))
+        return
+    with fencepost.connect(url) as client, declared.app.open(client) as opened:
+        for to, number in numbers:
+            add(opened, declared.job, to, number)
+        if not numbers:
+            opened.work(worker=worker, streams=3, events=3)
+
+
+async def async_run(
+    url: str, declared: Declared, worker: str, numbers: list[tuple[str, str]]
+) -> None:
+    async with fencepost.connect_async(url) as client, declared.app.open(client) as opened:
+        for to, number in numbers:
+            await async_add(opened, declared.job, to, number)
+        if not numbers:
+            await opened.work(worker=worker, streams=3, events=3)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,11 @@ class Crew:
         self.app = app
         self.running: dict[str, subprocess.Popen[str]] = {}
 
-    def hire(self, how: str, *numbers: int) -> str:
+    def hire(self, how: str, *numbers: int, on: str | None = None) -> str:
+        """Start one; those of a crew are on the sync and on the async client in turns."""
         name = f"w{len(self.running)}"
-        arguments = (self.url, self.app, name, how, *map(str, numbers))
+        client = on or ("sync", "async")[len(self.running) % 2]
+        arguments = (self.url, self.app, name, how, *map(str, numbers), client)
         command = [sys.executable, "-m", "tests.faults.events_worker", *arguments]
         self.running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         return name
@@ -91,12 +93,16 @@ def opened(url: str, app: str) -> Iterator[OpenApp]:
 
 
 def numbers(found: OpenApp, folder: str) -> Counter[str]:
-    """The numbers in the streams of a folder, whose versions have no gap and no double."""
+    """The numbers in the streams of a folder, whose versions have no gap and no double.
+
+    Each was decided on the state behind all events before it.
+    """
     versions: dict[str, list[int]] = {}
     counted: Counter[str] = Counter()
     for event in found.query(stream=f"{found.app.name}-{folder}/*"):
         versions.setdefault(event.stream, []).append(event.version)
         counted[event.data.number] += 1
+        assert event.data.count == event.version, f"{event.stream} decided on an older state"
     assert all(seen == list(range(len(seen))) for seen in versions.values())
     return counted
 
@@ -201,26 +207,31 @@ def test_a_database_that_dies_and_freezes_under_an_app_costs_nothing(size: Size)
         assert numbers(found, "totals") == committed
 
 
-def freeze_and_wake(url: str) -> tuple[str, Counter[str]]:
+def freeze_and_wake(url: str, client: str) -> tuple[str, Counter[str]]:
     """A worker sleeps through its lease in the middle of a reaction, and another one handles the
     event; what came of the first one's commit, and all effects.
     """
-    with opened(url, "frozen") as found, crew_of(url, "frozen") as crew:
+    app = f"frozen-{client}"
+    with opened(url, app) as found, crew_of(url, app) as crew:
         writer = crew.hire("act", 1, 1)
         crew.finish(writer)
-        sleeper = crew.hire("freeze")
+        sleeper = crew.hire("freeze", on=client)
         crew.heard(sleeper)
         _, status = os.waitpid(crew.running[sleeper].pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), "the worker ended instead of stopping itself"
         crew.hire("work")
-        wait_for_totals(found, 1)
+        wait_until(lambda: any(found.query(stream=f"{app}-totals/*")))
         crew.running[sleeper].send_signal(signal.SIGCONT)
         late = crew.heard(sleeper)["late"]
-        return late, numbers(found, "totals")
+        stored = found.query(stream=f"{app}-totals/*")
+        return late, Counter(event.data.number for event in stored)
 
 
-def test_a_worker_that_slept_through_its_lease_stores_nothing(server: ServerProcess) -> None:
-    late, totals = freeze_and_wake(server.url)
+@pytest.mark.parametrize("client", ["sync", "async"])
+def test_a_worker_that_slept_through_its_lease_stores_nothing(
+    server: ServerProcess, client: str
+) -> None:
+    late, totals = freeze_and_wake(server.url, client)
 
     assert late == "lost"
     assert list(totals.values()) == [1]
@@ -233,7 +244,7 @@ def test_without_the_fence_its_effects_would_be_stored_twice(empty_store: Path |
     else:
         unfenced = Unfenced(store=empty_store)
     with unfenced:
-        late, totals = freeze_and_wake(unfenced.url)
+        late, totals = freeze_and_wake(unfenced.url, "sync")
 
     assert late == "committed"
     assert list(totals.values()) == [2]

@@ -364,7 +364,7 @@ def _handle(
     replayed: list[ReplayedEvent] = []
     for event in events:
         if is_lost():
-            drain.tell(_crumb(drain, "lost", lease))
+            drain.tell(lost(drain, lease))
             return None
         if not event.replayed and clock.monotonic_ms() - began_ms > FLUSH_MS and unit:
             return (yield from _store(drain, lease, unit, kept, _ack(lease, at, replayed)))
@@ -482,7 +482,7 @@ def _store(
     try:
         done = yield from operations.commit(drain.settings, appends, None, leases=[ack])
     except LeaseLostError:
-        drain.tell(_crumb(drain, "lost", lease))
+        drain.tell(lost(drain, lease))
         return None
     except TailMovedError:
         # Another target has adopted an event of this lease: it comes again, and is found taken.
@@ -504,6 +504,11 @@ def _store(
 def context_meta(drain: Drain, event: Recorded[Any]) -> dict[str, Any]:
     """What goes with the events of a reaction: the same correlation, caused by its event."""
     return meta_of(drain.settings, event.correlation, str(event.position))
+
+
+def lost(drain: Drain, lease: Lease) -> Breadcrumb:
+    """Tells that another worker has the target of a lease."""
+    return _crumb(drain, "lost", lease)
 
 
 def _crumb(

@@ -46,6 +46,7 @@ from fencepost.events.reactions import (
     context_meta,
     fetch,
     handle,
+    lost,
     make_group,
 )
 from fencepost.events.registry import Breadcrumb, Reaction
@@ -263,7 +264,11 @@ async def _async_leases(
 ) -> int | None:
     async def handled(lease: Lease) -> LeaseAck | None:
         with _claim_span(drain, lease):
-            return await driver.run(handle(drain, lease, lambda: False))
+            try:
+                return await driver.run(handle(drain, lease, lambda: False))
+            except asyncio.CancelledError:
+                drain.tell(lost(drain, lease))  # handlers end before a worker does, unless so
+                raise
 
     async def prepare(leases: list[Lease]) -> list[Lease]:
         return await driver.run(fetch(drain, leases))
