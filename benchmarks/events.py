@@ -1,11 +1,12 @@
 """`python -m benchmarks.events`: apps on PostgreSQL, beside eventsourcing and procrastinate.
 
 Four questions, each with its peer on the same PostgreSQL server in the same run: how many commits a
-second 16 connections make with an expected version, beside plain appends of the same client; how
-many `do` one thread makes, beside aggregates of eventsourcing; how long it takes from an event to
-the effect of its reaction, beside a deferred job of procrastinate; and how fast a projection is
-rebuilt, beside the same rows read from a table. The peers are installed for the run into a
-temporary folder (`--no-peer` leaves them out). How fast anything was decides nothing.
+second 16 connections make with an expected version, beside plain appends, by the load generator
+(what the server does) and by our async client (what a program sees); how many `do` one thread
+makes, beside aggregates of eventsourcing, in turns; how long it takes from an event to the effect
+of its reaction, beside a deferred job of procrastinate; and how fast a projection is rebuilt,
+beside the same rows read from a table. The peers are installed for the run into a temporary folder
+(`--no-peer` leaves them out). How fast anything was decides nothing.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from typing import Any, Self
 import psycopg
 
 import fencepost
-from benchmarks import machine
+from benchmarks import generator, machine
 from fencepost.events import (
     App,
     AsyncContext,
@@ -42,6 +43,8 @@ from fencepost.testing.postgres import PostgresServer
 from tests.serving import ServerProcess
 
 CONNECTIONS = 16
+WIRE_ROUNDS = 5
+ACT_ROUNDS = 3
 PEERS = ("eventsourcing[postgres]==9.5.3", "procrastinate==3.10.0", "psycopg[binary,pool]")
 EVENTSOURCING = """
 import os, sys, time
@@ -131,6 +134,10 @@ def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
+def listed(numbers: list[float], shape: str) -> str:
+    return ", ".join(format(number, shape) for number in numbers)
+
+
 async def sixteen(count: int, one: Callable[[int, int], Awaitable[Any]]) -> tuple[float, str]:
     """Calls a second of 16 tasks, each of which does one after the other."""
     each = count // CONNECTIONS
@@ -142,6 +149,46 @@ async def sixteen(count: int, one: Callable[[int, int], Awaitable[Any]]) -> tupl
     began = now()
     await asyncio.gather(*(run(task) for task in range(CONNECTIONS)))
     return each * CONNECTIONS / (time.perf_counter() - began[0]), rate_of(each * CONNECTIONS, began)
+
+
+def wire(server: ServerProcess, seconds: float) -> None:
+    """Events of 100 bytes on 16 connections, each to a stream of its own, plain and by version."""
+    kinds = {"plain appends": 0, "appends with If-Match": 1}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    costs: dict[str, list[float]] = {kind: [] for kind in kinds}
+    p99s: dict[str, list[float]] = {kind: [] for kind in kinds}
+    port = int(server.url.rpartition(":")[2])
+    with fencepost.connect(server.url) as client:
+        for turn, (kind, versioned) in itertools.product(range(WIRE_ROUNDS), kinds.items()):
+            for stream in range(CONNECTIONS):
+                client.create(f"wire{turn}{versioned}-{stream}")
+            cpu = machine.cpu_seconds(server.pid)
+            got = generator.run(
+                "append",
+                seconds_max=seconds + 60,
+                port=port,
+                path=f"/v1/stream/wire{turn}{versioned}",
+                type="application/json",
+                connections=CONNECTIONS,
+                streams=CONNECTIONS,
+                producer=0,
+                if_match=versioned,
+                seconds=seconds,
+            )
+            if set(got["statuses"]) - {"204", "200"}:
+                raise SystemExit(f"{kind}: answers by status {got['statuses']}")
+            rates[kind].append(got["rate"])
+            p99s[kind].append(got["latency"]["p99_us"] / 1000)
+            costs[kind].append((machine.cpu_seconds(server.pid) - cpu) / got["done"] * 1e6)
+    for kind in kinds:
+        print(
+            f"{kind}, {CONNECTIONS} connections: {listed(rates[kind], ',.0f')}/s, "
+            f"p99 {listed(p99s[kind], '.1f')} ms, "
+            f"{listed(costs[kind], '.0f')} us of processor of the server"
+        )
+    pairs = list(zip(*rates.values(), strict=True))
+    ratio = statistics.median(versioned / plain for plain, versioned in pairs)
+    print(f"appends with If-Match: {ratio:.2f} of plain ones, the median of rounds", flush=True)
 
 
 async def commits(url: str, count: int) -> None:
@@ -167,17 +214,18 @@ async def commits(url: str, count: int) -> None:
             print(f"commits with If-Match: {shown}, {ratio:.2f} of plain appends", flush=True)
 
 
-def acts(url: str, count: int) -> float:
+def acts(server: ServerProcess, count: int) -> float:
     """`do` a second of one thread, on a hundred accounts."""
     app = App("bench-do", entities=[Account])
-    with fencepost.connect(url) as client, app.open(client) as bank:
+    with fencepost.connect(server.url) as client, app.open(client) as bank:
         for n in range(100):
             bank.do(Account.pay, str(n), amount=1)
-        began = now()
+        cpu, began = machine.cpu_seconds(server.pid), now()
         for n in range(count):
             bank.do(Account.pay, str(n % 100), amount=1)
         rate = count / (time.perf_counter() - began[0])
-        print(f"do, one thread: {rate_of(count, began)}", flush=True)
+        cpu_us = (machine.cpu_seconds(server.pid) - cpu) / count * 1e6
+        print(f"do, one thread: {rate_of(count, began)}, {cpu_us:.0f} us of the server", flush=True)
     return rate
 
 
@@ -275,54 +323,68 @@ def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commits", type=int, default=16_000)
+    parser.add_argument("--seconds", type=float, default=3, help="of the generator, per round")
     parser.add_argument("--acts", type=int, default=3_000)
     parser.add_argument("--reactions", type=int, default=300)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--no-peer", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, PostgresServer() as postgres:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as peers,
+        PostgresServer() as postgres,
+    ):
+        if not options.no_peer:
+            install = [sys.executable, "-m", "pip", "install", "-q", "--target", peers, *PEERS]
+            subprocess.run(install, check=True)
         print(machine.facts(Path(folder)))
         with ServerProcess(store=postgres.new_database()) as server:
+            wire(server, options.seconds)
             asyncio.run(commits(server.url, options.commits))
-            rate = acts(server.url, options.acts)
+            if options.no_peer:
+                acts(server, options.acts)
+            else:
+                acts_beside(server, peers, postgres, options.acts)
             asyncio.run(reactions(server.url, options.reactions))
+            if not options.no_peer:
+                found = peer(peers, PROCRASTINATE, postgres.new_database(), str(options.reactions))
+                print(
+                    f"procrastinate, deferred to done: p50 {found[0]:.1f} ms, p99 {found[1]:.1f} ms"
+                )
             rebuild(server.url, postgres.new_database(), options.events, Path(folder))
         with ServerProcess(Path(folder) / "data") as server:
             print("on SQLite:")
+            wire(server, options.seconds)
             asyncio.run(commits(server.url, options.commits))
-            acts(server.url, options.acts)
+            acts(server, options.acts)
             asyncio.run(reactions(server.url, options.reactions))
-        if not options.no_peer:
-            with tempfile.TemporaryDirectory() as peers:
-                install = [sys.executable, "-m", "pip", "install", "-q", "--target", peers, *PEERS]
-                subprocess.run(install, check=True)
-                beside(peers, postgres, rate, options)
         print(
             f"processor of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_utime:.0f} s"
         )
     return 0
 
 
-def beside(peers: str, postgres: PostgresServer, rate: float, options: argparse.Namespace) -> None:
-    """The peers, on databases of their own on the same server."""
+def acts_beside(server: ServerProcess, peers: str, postgres: PostgresServer, count: int) -> None:
+    """`do` and aggregates of eventsourcing in turns: as it comes, and with a cache as `do` has."""
     at = psycopg.conninfo.conninfo_to_dict(postgres.new_database())
-    found, cpu_us = peer(
-        peers,
-        EVENTSOURCING,
-        str(options.acts),
-        PERSISTENCE_MODULE="eventsourcing.postgres",
-        POSTGRES_DBNAME=str(at["dbname"]),
-        POSTGRES_HOST=str(at["host"]),
-        POSTGRES_PORT=str(at.get("port", 5432)),
-        POSTGRES_USER=str(at["user"]),
-        POSTGRES_PASSWORD=str(at.get("password", "x")),
-    )
-    print(
-        f"eventsourcing, one thread: {found:,.0f}/s ({cpu_us:.0f} us of processor in the client); "
-        f"do is {rate / found:.2f} of it"
-    )
-    p50, p99 = peer(peers, PROCRASTINATE, postgres.new_database(), str(options.reactions))
-    print(f"procrastinate, deferred to done: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    database = {
+        "PERSISTENCE_MODULE": "eventsourcing.postgres",
+        "POSTGRES_DBNAME": str(at["dbname"]),
+        "POSTGRES_HOST": str(at["host"]),
+        "POSTGRES_PORT": str(at.get("port", 5432)),
+        "POSTGRES_USER": str(at["user"]),
+        "POSTGRES_PASSWORD": str(at.get("password", "x")),
+    }
+    ways = {"": database, ", with a cache": {**database, "AGGREGATE_CACHE_MAXSIZE": "1000"}}
+    ratios: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(ACT_ROUNDS):
+        rate = acts(server, count)
+        for way, environment in ways.items():
+            found, cpu_us = peer(peers, EVENTSOURCING, str(count), **environment)
+            ratios[way].append(rate / found)
+            print(f"eventsourcing{way}, one thread: {found:,.0f}/s ({cpu_us:.0f} us of processor)")
+    for way, found_ratios in ratios.items():
+        print(f"do is {statistics.median(found_ratios):.2f} of eventsourcing{way}", flush=True)
 
 
 if __name__ == "__main__":

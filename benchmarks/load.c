@@ -408,7 +408,7 @@ static char *make_body(size_t size, int batch, bool json, size_t *bytes) {
 static struct {
     const char *method, *path, *type, *writer, *body;
     size_t body_bytes;
-    bool producer, counting, random;
+    bool producer, versioned, counting, random;
     uint64_t streams, connections, done, finished;
     uint32_t *seqs;
     uint64_t statuses[1000], random_state;
@@ -449,6 +449,8 @@ static void send_append(Connection *c, bool again) {
     if (job.producer)
         at += snprintf(at, (size_t)(end - at), "Producer-Id: %s-%d\r\nProducer-Epoch: 0\r\nProducer-Seq: %u\r\n",
                        job.writer, c->index, c->seq);
+    if (job.versioned)
+        at += snprintf(at, (size_t)(end - at), "If-Match: \"%" PRId64 "\"\r\n", (int64_t)c->seq - 1);
     at += snprintf(at, (size_t)(end - at), "\r\n");
     c->busy = true;
     c->sent_ns = now_ns();
@@ -483,6 +485,7 @@ static void run_append(void) {
     job.type = option("type", "application/octet-stream");
     job.writer = option("writer", "writer");
     job.producer = number("producer", "1") != 0;
+    job.versioned = number("if-match", "0") != 0;
     job.random = number("random", "0") != 0;
     job.streams = (uint64_t)number("streams", "1");
     job.connections = (uint64_t)number("connections", "1");

@@ -139,7 +139,8 @@ class Declarations:
             kinds = tuple(events) or events_of(function)
             for kind in kinds:
                 self.registry.codec.add(kind)
-            known.handlers.append(Handler(kinds, function))
+            names = frozenset(kind.__event__.name for kind in kinds)
+            known.handlers.append(Handler(kinds, function, names))
             return function
 
         return note

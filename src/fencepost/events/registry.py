@@ -23,6 +23,8 @@ from fencepost.protocol.globs import Glob
 NAMES_MAX = 64
 """Names that one request of the log may ask for."""
 EVERYWHERE = "**"
+SOURCES_MAX = 10_000
+"""Streams of which a registry remembers whether they are sources."""
 
 Resolver = Callable[[Recorded[Any]], str | None]
 Hook = Callable[["Breadcrumb"], None]
@@ -106,6 +108,7 @@ class Registry:
             dict.fromkeys([*(entity.__entity__.glob for entity in self.entities), *self._others])
         )
         self._globs = [Glob(source) for source in self.sources]
+        self._known_sources: dict[str, bool] = {}
         self.reactions: list[Reaction] = []
         self._by_event: dict[str, list[Reaction]] = {}
         self._shared_source = EVERYWHERE
@@ -155,9 +158,17 @@ class Registry:
 
     def concerns(self, stream: str, name: str) -> bool:
         """Whether a reaction is for events of this name in this stream."""
-        return name in self._by_event and (
-            not self._globs or any(glob.matches(stream) for glob in self._globs)
-        )
+        return name in self._by_event and self._is_source(stream)
+
+    def _is_source(self, stream: str) -> bool:
+        """Whether events of a stream are for this app; the answer for many streams is kept."""
+        known = self._known_sources.get(stream)
+        if known is None:
+            known = not self._globs or any(glob.matches(stream) for glob in self._globs)
+            if len(self._known_sources) == SOURCES_MAX:
+                self._known_sources.clear()
+            self._known_sources[stream] = known
+        return known
 
     def targets(self, event: Recorded[Any]) -> list[Correlated]:
         """The targets that an event concerns, each once."""

@@ -12,6 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from fencepost.events.types import Event
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _TABLE = re.compile(r"\{([a-z][a-z0-9_]{0,39})\}")
 VERSION_MAX = 1_000_000
+STATEMENTS_MAX = 1_000
+"""Statements of handlers whose tables are named once, the newest ones."""
 
 
 class ProjectionLostError(EventsError):
@@ -36,6 +39,8 @@ class Handler(msgspec.Struct, frozen=True):
 
     events: tuple[type[Event], ...]
     function: Callable[..., Any]
+    names: frozenset[str]
+    """What the log calls the events."""
 
 
 class Projection(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +65,7 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
 
     def sql(self, text: str) -> str:
         """A statement with the names of this version's tables."""
-        return _TABLE.sub(rf"\1_v{self.version}", text)
+        return _named(text, self.version)
 
     def reactions(self) -> list[Reaction]:
         """The handlers as reactions to one target: the projection is one line of events."""
@@ -74,6 +79,11 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
             )
             for number, handler in enumerate(self.handlers)
         ]
+
+
+@lru_cache(STATEMENTS_MAX)
+def _named(text: str, version: int) -> str:
+    return _TABLE.sub(rf"\1_v{version}", text)
 
 
 def events_of(function: Callable[..., Any]) -> tuple[type[Event], ...]:

@@ -48,7 +48,7 @@ class Projecting(msgspec.Struct, frozen=True, kw_only=True):
     def call(self, event: Recorded[Any], transaction: Transaction) -> None:
         """Give an event to the handlers that it is for."""
         for handler in self.projection.handlers:
-            if any(kind.__event__.name == event.name for kind in handler.events):
+            if event.name in handler.names:
                 handler.function(event, transaction)
 
 
