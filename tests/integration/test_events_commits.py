@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import fencepost
+from fencepost.client.errors import InvalidArgumentError
 from fencepost.events import (
     NO_STREAM,
     STREAM_EXISTS,
     App,
     ConcurrencyError,
+    DefinitionError,
     EventInvalidError,
     InvariantError,
     UnknownEventError,
@@ -78,6 +80,32 @@ async def test_the_four_expectations(app: App, opening: Opening) -> None:
         assert (stale.value.expected_version, stale.value.last_version) == (1, 3)
         assert stale.value.events == (tea(9),)
         assert [e.version for e in await listed(shop.query(stream=path))] == [0, 1, 2, 3]
+
+
+async def test_what_is_no_event_action_or_entity_is_named(app: App, opening: Opening) -> None:
+    placed = Placed(sku="tea", quantity=1)
+    async with opening(app) as shop:
+        with pytest.raises(InvalidArgumentError, match=r"a list of events: \[event\]"):
+            await shop.commit("orders/none", placed)
+        with pytest.raises(InvalidArgumentError, match="is no event"):
+            await shop.commit("orders/none", [{"name": "Placed"}])
+        with pytest.raises(DefinitionError, match=r"Order\.placed is no @action"):
+            await shop.do(Order.placed, "none", placed)
+        with pytest.raises(DefinitionError, match="is no class of entities"):
+            await shop.load("orders", "none")
+        with pytest.raises(InvalidArgumentError, match="needs its zone"):
+            await shop.load(Order, "none", as_of=datetime.now())
+
+
+async def test_queries_take_the_class_of_an_event_for_its_name(app: App, opening: Opening) -> None:
+    path = fresh("by-class")
+    async with opening(app) as shop:
+        stored = await shop.commit(path, [Placed(sku="tea", quantity=1)])
+
+        found = await listed(shop.query(stream=path, names=[Placed]))
+
+        assert [event.position for event in found] == [stored[0].position]
+        assert await listed(shop.query(stream=path, names=[Reserved])) == []
 
 
 async def test_no_events_are_no_request(app: App, opening: Opening) -> None:

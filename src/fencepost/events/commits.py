@@ -82,6 +82,8 @@ def commit(
 
     Give it at least one event.
     """
+    for event in events:
+        require(isinstance(event, Event), f"{event!r} is no event: commit takes a list of events")
     messages = [encoded(event, meta, stream) for event in events]
     body = operations.encode_messages(messages, JSON)
     shown = expected.value if isinstance(expected, Expected) else expected
@@ -129,13 +131,18 @@ class Query:
         after: int = -1,
         before: int | None = None,
         stream: str | None = None,
-        names: Sequence[str] = (),
+        names: Sequence[str | type[Event]] = (),
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         correlation: str | None = None,
         limit: int | None = None,
         backward: bool = False,
     ) -> None:
+        for time in (created_after, created_before):
+            require(
+                time is None or time.tzinfo is not None,
+                "a time needs its zone: datetime.now(UTC), not datetime.now()",
+            )
         require(after >= -1, "after is a position, or -1")
         require(before is None or before >= 0, "before is a position")
         require(limit is None or limit >= 0, "limit is not negative")
@@ -150,7 +157,7 @@ class Query:
         self._query: dict[str, Any] = {
             "stream": None if pattern else stream,
             "match": stream if pattern else None,
-            "name": list(names),
+            "name": [name if isinstance(name, str) else name.__event__.name for name in names],
             "correlation": correlation,
             "order": "desc" if backward else None,
             "pruned": "skip",

@@ -5,6 +5,7 @@ Nothing here speaks to a server; `app.py` opens it.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from fencepost.events.errors import DefinitionError
 from fencepost.events.projections.declared import Handler, Projection, declare, events_of
 from fencepost.events.registry import HOOKS, Breadcrumb, Hook, Reaction, Registry
 from fencepost.events.retry import Retry
-from fencepost.events.types import Entity, Event, Recorded
+from fencepost.events.types import Entity, Event, Recorded, is_event_class
 
 E = TypeVar("E", bound=Event)
 ContextT = TypeVar("ContextT")
@@ -104,6 +105,12 @@ class Declarations:
             lane: Workers may serve one lane alone.
             priority: Targets with a greater number are claimed first.
         """
+        for kind in (event, *more):
+            if not is_event_class(kind):
+                raise DefinitionError(
+                    f"a reaction is declared with @app.reaction(Placed), the class of its event: "
+                    f"{kind!r} is none"
+                )
         return Reacts(self, (event, *more), to, retry or Retry(), name, lane, priority)
 
     def projection(
@@ -130,6 +137,12 @@ class Declarations:
         """
 
         def note(function: Projected) -> Projected:
+            if inspect.iscoroutinefunction(function):
+                raise DefinitionError(
+                    f"the projection {name} is async: its handlers are plain functions, which run "
+                    "inside a transaction"
+                )
+            require_parameters(function, "its event and a Transaction")
             known = self.projections.get(name)
             if known is None:
                 known = declare(self.name, name, version, schema, retry)
@@ -204,6 +217,15 @@ def facts(crumb: Breadcrumb) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, 0)}
 
 
+def require_parameters(function: Callable[..., Any], what: str) -> None:
+    """Raise `DefinitionError` if a function cannot be called with two arguments."""
+    name = getattr(function, "__name__", repr(function))
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        raise DefinitionError(f"{name} is called with two arguments, {what}") from None
+
+
 class Reacts(Generic[E]):
     """The decorator that `App.reaction` gives."""
 
@@ -228,6 +250,7 @@ class Reacts(Generic[E]):
     def __call__(
         self, handler: Callable[[Recorded[E], ContextT], ResultT]
     ) -> Callable[[Recorded[E], ContextT], ResultT]:
+        require_parameters(handler, "its event and a context")
         self._app.registry.add(
             Reaction(
                 name=self._name or handler.__name__,

@@ -10,6 +10,9 @@ from fencepost.client.errors import FencepostError, InvalidArgumentError
 class EventsError(FencepostError):
     """The root of the errors of `fencepost.events`."""
 
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # it is about an event or a rule, and no request's fault
+
 
 class ConcurrencyError(EventsError):
     """Another writer came first, and nothing was stored. Load the state again, then decide again.
@@ -28,7 +31,7 @@ class ConcurrencyError(EventsError):
     ) -> None:
         super().__init__(
             f"{stream!r} is at version {last_version}, expected {expected_version}: "
-            f"{len(events)} events were not stored"
+            "nothing was stored"
         )
         self.stream = stream
         self.expected_version = expected_version

@@ -100,7 +100,10 @@ class Registry:
         self.entities = tuple(entities)
         self.codec = Codec(events)
         for entity in self.entities:
-            require(bool(entity.__entity__.template), f"{entity.__name__} has no stream")
+            require(
+                bool(entity.__entity__.template),
+                f"{entity.__name__} has no stream: give its class stream='.../{{id}}'",
+            )
             for kind in entity.__entity__.events():
                 self.codec.add(kind)
         self._others = tuple(sources)

@@ -242,6 +242,8 @@ class EntityKind:
         """The stream of the entity with this id."""
         if not self.template:
             raise DefinitionError(f"{self.name} has no stream: give its class stream='.../{{id}}'")
+        if not isinstance(entity_id, str):
+            raise ActionInvalidError(f"the id {entity_id!r} of {self.name} is no text: give a str")
         if not entity_id or "/" in entity_id or "\0" in entity_id:
             raise ActionInvalidError(f"the id {entity_id!r} of {self.name} is empty or has a /")
         return self.template.replace("{id}", entity_id)
@@ -308,7 +310,10 @@ class Entity:
             raise DefinitionError(
                 f"the stream of {cls.__name__} is {stream!r}, and must be a path with one {{id}}"
             )
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        try:
+            dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        except ValueError as error:  # a list or dict as a default
+            raise DefinitionError(f"{cls.__name__}: {error}; or give a tuple") from None
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
             missing = dataclasses.MISSING
             if field.default is missing and field.default_factory is missing:
@@ -333,6 +338,24 @@ def events_of(emitted: Any, action: str) -> list[Event]:
         if not isinstance(event, Event):
             raise DefinitionError(f"{action} returned {type(event).__name__}, which is no event")
     return found
+
+
+def require_action(found: Any) -> None:
+    """Raise `DefinitionError` for what is no action of an entity."""
+    if not isinstance(found, Action):
+        name = getattr(found, "__qualname__", repr(found))
+        raise DefinitionError(f"{name} is no @action of an entity, such as Order.place")
+
+
+def require_entity(found: Any) -> None:
+    """Raise `DefinitionError` for what is no class of entities."""
+    if not (isinstance(found, type) and issubclass(found, Entity)):
+        raise DefinitionError(f"{found!r} is no class of entities")
+
+
+def is_event_class(found: Any) -> bool:
+    """Whether it is a class of events."""
+    return isinstance(found, type) and issubclass(found, Event)
 
 
 def types_of(function: Callable[..., Any]) -> dict[str, Any]:

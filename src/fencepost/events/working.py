@@ -34,7 +34,7 @@ from fencepost.client.results import AckedItem
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.events import tracing
-from fencepost.events.aio.contexts import AsyncContext
+from fencepost.events.awaiting import WatchedContext, check_plain
 from fencepost.events.deciding import Deciding
 from fencepost.events.declarations import Declarations
 from fencepost.events.errors import SettleTimeoutError
@@ -202,12 +202,13 @@ async def _async_invoke(
         meta = {**context_meta(drain, event), **carried}
         try:
             if inspect.iscoroutinefunction(reaction.handler):
-                context = AsyncContext(driver, unit, meta, drain.app, turn)
+                context = WatchedContext(driver, unit, meta, drain.app, turn)
                 await reaction.handler(event, context)
+                context.check(reaction.name)
             else:
                 bridge = _Bridge(driver, asyncio.get_running_loop())
                 plain = Context(bridge, unit, meta, drain.app, turn)
-                await asyncio.to_thread(reaction.handler, event, plain)
+                check_plain(reaction.name, await asyncio.to_thread(reaction.handler, event, plain))
         except Exception as error:
             tracing.failed(error)
             return Handled(error)
@@ -366,7 +367,8 @@ def _invoke(driver: Driver, drain: Drain, reaction: Reaction, turn: Turn, unit: 
     with _handle_span(drain, reaction, turn) as carried:
         meta = {**context_meta(drain, event), **carried}
         try:
-            reaction.handler(event, Context(driver, unit, meta, drain.app, turn))
+            plain = Context(driver, unit, meta, drain.app, turn)
+            check_plain(reaction.name, reaction.handler(event, plain))
         except Exception as error:
             tracing.failed(error)
             return Handled(error)

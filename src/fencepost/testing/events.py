@@ -25,7 +25,8 @@ from fencepost.client.effects import Operation
 from fencepost.client.http import parse_url
 from fencepost.client.settings import ClientSettings
 from fencepost.client.sync.connections import Driver
-from fencepost.events import App, AsyncContext, AsyncOpenApp, Context, InvariantError
+from fencepost.events import App, AsyncOpenApp, Context, InvariantError
+from fencepost.events.awaiting import WatchedContext, check_plain
 from fencepost.events.codec import Place, envelope
 from fencepost.events.commits import meta_of
 from fencepost.events.deciding import Deciding
@@ -177,14 +178,16 @@ def _run(handler: Any, event: Recorded[Any], unit: Unit, target: str, group: str
     meta = meta_of(settings, event.correlation, str(event.position))
     turn = Turn(target, event, attempt=1)
     if not inspect.iscoroutinefunction(handler):
-        handler(event, Context(Driver(settings), unit, meta, group, turn))
+        plain = Context(Driver(settings), unit, meta, group, turn)
+        check_plain(handler.__name__, handler(event, plain))
         return
-    context = AsyncContext(AsyncDriver(settings), unit, meta, group, turn)
+    context = WatchedContext(AsyncDriver(settings), unit, meta, group, turn)
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
             asyncio.run(handler(event, context))
+            context.check(handler.__name__)
         except BaseException as error:
             raised.append(error)
 

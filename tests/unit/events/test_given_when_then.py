@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fencepost.events import App, Context, InvariantError, Recorded, Retry
+from fencepost.events import (
+    App,
+    AsyncContext,
+    Context,
+    DefinitionError,
+    InvariantError,
+    Recorded,
+    Retry,
+)
 from fencepost.store.settings import SqliteSettings
 from fencepost.testing.events import given, given_app, sim_app
 from tests.unit.events.shop import Order, Placed, Reserved, Stock, make_app
@@ -56,6 +65,33 @@ async def test_a_reaction_that_fails_stores_nothing(is_async: bool) -> None:
     done.fails(InvariantError)
     with pytest.raises(AssertionError, match="raised"):
         done.then({})
+
+
+def test_a_call_whose_await_was_forgotten_is_a_failure() -> None:
+    app = App("shop", entities=[Order, Stock])
+
+    @app.reaction(Placed)
+    async def reserve(event: Recorded[Placed], context: AsyncContext) -> None:
+        await context.load(Stock, event.data.sku)
+        context.do(Stock.reserve, event.data.sku, order="1", quantity=1)  # type: ignore[unused-coroutine]
+
+    done = given_app(app).when("orders/2", Placed(sku="tea", quantity=1))
+
+    done.fails(DefinitionError)
+    assert str(done.error) == "reserve calls context.do(...) without await"
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_a_failure() -> None:
+    app = App("shop", entities=[Order, Stock])
+
+    async def later(event: Recorded[Placed], context: AsyncContext) -> None:
+        await context.append("notes", event.data)
+
+    @app.reaction(Placed)
+    def note(event: Recorded[Placed], context: AsyncContext) -> Any:
+        return later(event, context)
+
+    given_app(app).when("orders/2", Placed(sku="tea", quantity=1)).fails(DefinitionError)
 
 
 async def test_a_worker_whose_retries_wait_for_days_settles_at_once(tmp_path: Path) -> None:

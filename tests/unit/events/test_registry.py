@@ -91,6 +91,32 @@ def test_two_reactions_of_one_name_are_refused() -> None:
         app.reaction(Placed)(handler)
 
 
+@pytest.mark.parametrize("event", ["Placed", handler, Order])
+def test_a_reaction_is_to_a_class_of_events(event: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"@app\.reaction\(Placed\)"):
+        App("shop").reaction(event)
+
+
+def test_a_handler_takes_two_arguments() -> None:
+    app = App("shop")
+
+    def alone(event: Recorded[Placed]) -> None: ...
+
+    handle: Any = alone
+    with pytest.raises(DefinitionError, match="alone is called with two arguments"):
+        app.reaction(Placed)(handle)
+    with pytest.raises(DefinitionError, match="alone is called with two arguments"):
+        app.projection("placed")(handle)
+
+
+def test_a_handler_of_a_projection_is_a_plain_function() -> None:
+    async def listed(event: Recorded[Placed], db: Any) -> None: ...
+
+    found: Any = listed
+    with pytest.raises(DefinitionError, match="is async"):
+        App("shop").projection("placed")(found)
+
+
 def test_a_hook_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     app = App("shop")
     seen: list[str] = []

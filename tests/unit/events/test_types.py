@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -107,8 +107,8 @@ def test_an_entity_knows_the_events_that_its_methods_name() -> None:
     assert (Order.__entity__.path_of("7"), Order.__entity__.glob) == ("orders/7", "orders/*")
 
 
-@pytest.mark.parametrize("entity_id", ["", "a/b", "a\0b"])
-def test_an_id_that_is_no_segment_of_a_path_is_refused(entity_id: str) -> None:
+@pytest.mark.parametrize("entity_id", ["", "a/b", "a\0b", 7])
+def test_an_id_that_is_no_segment_of_a_path_is_refused(entity_id: Any) -> None:
     with pytest.raises(ActionInvalidError):
         Order.__entity__.path_of(entity_id)
 
@@ -118,6 +118,13 @@ def test_a_field_of_an_entity_needs_a_default() -> None:
 
         class Bad(Entity, stream="bad/{id}"):
             left: int
+
+
+def test_a_default_that_states_would_share_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="Tagged: mutable default"):
+
+        class Tagged(Entity, stream="tagged/{id}"):
+            tags: list[str] = []  # noqa: RUF012
 
 
 def test_a_stream_without_an_id_is_refused() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from fencepost.client.aio.client import AsyncClient
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.aio.readings import AsyncListing
-from fencepost.client.errors import FencepostError
+from fencepost.client.errors import FencepostError, require
 from fencepost.client.group_worker import Working
 from fencepost.events import loading, tracing
 from fencepost.events.aio.books import AsyncBooks
@@ -27,7 +27,14 @@ from fencepost.events.declarations import Declarations
 from fencepost.events.loading import Cache, Loaded
 from fencepost.events.projections.working import async_work_beside
 from fencepost.events.registry import Breadcrumb
-from fencepost.events.types import Action, EntityT, Event, Recorded
+from fencepost.events.types import (
+    Action,
+    EntityT,
+    Event,
+    Recorded,
+    require_action,
+    require_entity,
+)
 from fencepost.events.working import (
     CAUSE,
     Given,
@@ -119,6 +126,7 @@ class AsyncOpenApp:
         expected: int | None,
         meta: Mapping[str, Any],
     ) -> Done[EntityT]:
+        require_action(action)
         path = action.entity.__entity__.path_of(entity_id)
         with self._commit_span(path, meta, action.name) as carried:
             given = {**meta, **carried}
@@ -145,6 +153,7 @@ class AsyncOpenApp:
         `expected` is `ANY`, `NO_STREAM`, `STREAM_EXISTS` or the version of its last event. If it
         does not, nothing is stored: `ConcurrencyError`. An empty list does nothing.
         """
+        require(not isinstance(events, Event), "commit takes a list of events: [event]")
         if not events:
             return []
         given = self._meta(correlation, causation, meta)
@@ -161,6 +170,7 @@ class AsyncOpenApp:
         self, kind: type[EntityT], entity_id: str, *, as_of: datetime | int | None = None
     ) -> Loaded[EntityT]:
         """An entity as it stands now, or as it stood at a time or behind a position of the log."""
+        require_entity(kind)
         if as_of is not None:
             return await self._driver.run(
                 loading.load_as_of(
@@ -187,7 +197,7 @@ class AsyncOpenApp:
         after: int = -1,
         before: int | None = None,
         stream: str | None = None,
-        names: Sequence[str] = (),
+        names: Sequence[str | type[Event]] = (),
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         correlation: str | None = None,
@@ -200,7 +210,7 @@ class AsyncOpenApp:
             after: Only events behind this position.
             before: Only events before this position.
             stream: The path of a stream, or a glob (`orders/*`, `**`).
-            names: Only events with one of these names.
+            names: Only events of these classes, or with these names.
             created_after: Only events of this time or later.
             created_before: Only events before this time.
             correlation: Only events of this conversation.

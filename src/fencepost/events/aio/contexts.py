@@ -7,7 +7,7 @@ from typing import Any, ParamSpec
 
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.events.loading import Loaded
-from fencepost.events.types import Action, EntityT, Event
+from fencepost.events.types import Action, EntityT, Event, require_action
 from fencepost.events.units import Turn, Unit
 
 P = ParamSpec("P")
@@ -46,6 +46,7 @@ class AsyncContext:
         **named: P.kwargs,
     ) -> EntityT:
         """Let an entity act; the state behind its events. Raises `InvariantError` if it may not."""
+        require_action(action)
         done = await self._driver.run(
             self._unit.do(action, entity_id, arguments, named, self._meta)
         )

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self
 
 import msgspec
 
-from fencepost.client.errors import FencepostError
+from fencepost.client.errors import FencepostError, require
 from fencepost.client.group_worker import Working
 from fencepost.client.sync.client import Client
 from fencepost.client.sync.groups import Group
@@ -28,7 +28,14 @@ from fencepost.events.projections.working import work_beside
 from fencepost.events.registry import Breadcrumb
 from fencepost.events.sync.books import Books
 from fencepost.events.sync.projections import Projections
-from fencepost.events.types import Action, EntityT, Event, Recorded
+from fencepost.events.types import (
+    Action,
+    EntityT,
+    Event,
+    Recorded,
+    require_action,
+    require_entity,
+)
 from fencepost.events.working import (
     CAUSE,
     Given,
@@ -118,6 +125,7 @@ class OpenApp:
         expected: int | None,
         meta: Mapping[str, Any],
     ) -> Done[EntityT]:
+        require_action(action)
         path = action.entity.__entity__.path_of(entity_id)
         with self._commit_span(path, meta, action.name) as carried:
             given = {**meta, **carried}
@@ -144,6 +152,7 @@ class OpenApp:
         `expected` is `ANY`, `NO_STREAM`, `STREAM_EXISTS` or the version of its last event. If it
         does not, nothing is stored: `ConcurrencyError`. An empty list does nothing.
         """
+        require(not isinstance(events, Event), "commit takes a list of events: [event]")
         if not events:
             return []
         given = self._meta(correlation, causation, meta)
@@ -160,6 +169,7 @@ class OpenApp:
         self, kind: type[EntityT], entity_id: str, *, as_of: datetime | int | None = None
     ) -> Loaded[EntityT]:
         """An entity as it stands now, or as it stood at a time or behind a position of the log."""
+        require_entity(kind)
         if as_of is not None:
             return self._driver.run(
                 loading.load_as_of(
@@ -186,7 +196,7 @@ class OpenApp:
         after: int = -1,
         before: int | None = None,
         stream: str | None = None,
-        names: Sequence[str] = (),
+        names: Sequence[str | type[Event]] = (),
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         correlation: str | None = None,
@@ -199,7 +209,7 @@ class OpenApp:
             after: Only events behind this position.
             before: Only events before this position.
             stream: The path of a stream, or a glob (`orders/*`, `**`).
-            names: Only events with one of these names.
+            names: Only events of these classes, or with these names.
             created_after: Only events of this time or later.
             created_before: Only events before this time.
             correlation: Only events of this conversation.
