@@ -75,7 +75,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leases(msgspec.Struct, frozen=True, kw_only=True):
-    """What a claim got; `due_ms` is when the next target can be claimed, if none can be now."""
+    """What a claim got; `due_ms` is when the next target can be claimed, if none can be now.
+
+    It is 0 when the server has not looked through the whole log yet: claim again.
+    """
 
     leases: list[Lease]
     due_ms: int | None = None

@@ -185,15 +185,14 @@ class Groups:
         name = self._name(request, raw, CLAIM)
         body = parse(request, AckBody)
         items = self._bodies.acks(name, body)
-        claim = None
+        claim, more = None, False
         if body.claim is not None:
             found = await self._claim(request, name, body.claim)
             if isinstance(found, Response):
                 return found
             claim = found
             known = await self.working.find(name)
-            if known is not None:
-                await self.working.correlate(known)
+            more = known is not None and await self.working.correlate(known)
         outcome = await self.working.work(AckLeases(name, items, self._clock.random(), claim))
         if not isinstance(outcome, AckDone):
             return refusal(name, outcome)
@@ -207,7 +206,8 @@ class Groups:
             return raw_answer(b'{"items":%b}' % shown)
         claimed = outcome.claimed
         assert claimed is not None
-        if not claimed.leases and body.claim.wait_ms:
+        # An inbox that another worker has by now is not taken back by waiting for it.
+        if not claimed.leases and not body.claim.take and (more or body.claim.wait_ms):
             waited = await self.working.claim(claim, wait_ms=self._wait_ms(body.claim))
             # The acks are done, whatever comes of waiting for more work.
             claimed = waited if isinstance(waited, ClaimDone) else claimed

@@ -17,6 +17,7 @@ from fencepost.protocol.globs import Glob
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import SHARE_AT_FIRST, CorrelationMoved, next_share
 from fencepost.server.groups.feed import Feed
+from fencepost.server.groups.waiting import Lines, Place
 from fencepost.store.contract import Failure, Published, Store
 from fencepost.store.group_contract import (
     AckDone,
@@ -33,6 +34,8 @@ from fencepost.store.group_contract import (
 
 LOOK_AGAIN_S = 1.0
 """How often a waiting claim looks again where other servers may have changed the group."""
+CATCH_UP_S = 0.25
+"""How long a claim that does not wait looks through the log for work, piece by piece."""
 
 
 class Counted:
@@ -54,7 +57,7 @@ class Known:
         self.share = SHARE_AT_FIRST
         self.cycle = 0
         self.looked_at = -1
-        self.waiting: set[asyncio.Event] = set()
+        self.waiting = Lines()
         self.counted: dict[str, Counted] = {}
         """By lane."""
         self.take(group)
@@ -67,11 +70,6 @@ class Known:
     def count(self, lane: str) -> Counted:
         """The counts of a lane."""
         return self.counted.setdefault(lane, Counted())
-
-    def wake(self) -> None:
-        """There may be work."""
-        for event in self.waiting:
-            event.set()
 
 
 class Working:
@@ -93,23 +91,23 @@ class Working:
     @property
     def waiters_count(self) -> int:
         """Claims that wait."""
-        return sum(len(known.waiting) for known in self.known.values())
+        return sum(known.waiting.count for known in self.known.values())
 
     def stop_waiting(self) -> None:
         """Answer every claim that waits: the server is going down."""
         self._stopping = True
         for known in self.known.values():
-            known.wake()
+            known.waiting.wake_all()
 
     def _published(self, changes: Sequence[Published]) -> None:
         if not changes:
             return  # Commits of claims and acks alone leave the log as it is.
         self._news += 1
         for known in self.known.values():
-            if known.waiting and any(
+            if known.waiting.count and any(
                 glob.matches(change.info.path) for glob in known.globs for change in changes
             ):
-                known.wake()
+                known.waiting.wake()
 
     async def work(self, request: GroupRequest) -> GroupOutcome | Failure:
         """Have a request decided."""
@@ -140,7 +138,7 @@ class Working:
         """A group is gone."""
         known = self.known.pop(name, None)
         if known is not None:
-            known.wake()
+            known.waiting.wake_all()
 
     async def correlate(self, known: Known) -> bool:
         """Have the next piece of the log correlated, without waiting; whether there was one."""
@@ -165,39 +163,46 @@ class Working:
     async def claim(
         self, request: ClaimTargets, *, wait_ms: int
     ) -> ClaimDone | GroupOutcome | Failure:
-        """Claim, and wait for work if there is none."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + wait_ms / 1000
+        """Claim, and wait for work if there is none.
+
+        Where the log was not looked through to its end, `due_ms` of the answer is 0: claim again.
+        """
+        ends_at = asyncio.get_running_loop().time() + wait_ms / 1000
         while True:
             known = await self.find(request.group)
             if known is None:
                 return await self.work(request)
-            news = asyncio.Event()
-            known.waiting.add(news)
-            try:
-                more = await self.correlate(known)
-                outcome = await self.work(request)
-                if not isinstance(outcome, ClaimDone) or outcome.leases:
-                    return outcome
-                left_s = ends_at - loop.time()
-                if left_s <= 0 or self._stopping:
-                    return outcome
-                if more:
-                    continue
-                await self._wait(news, outcome, left_s)
-            finally:
-                known.waiting.discard(news)
+            with known.waiting.join((request.claim.lane, request.may_read)) as place:
+                outcome = await self._look(known, place, request, ends_at)
+            if outcome is not None:
+                return outcome
 
-    async def _wait(self, news: asyncio.Event, outcome: ClaimDone, left_s: float) -> None:
-        if outcome.due_ms is not None:
-            left_s = min(left_s, max(0.0, (outcome.due_ms - outcome.now_ms) / 1000))
-        if self._look_again_s is not None:
-            left_s = min(left_s, self._look_again_s)
-        try:
-            async with asyncio.timeout(left_s):
-                await news.wait()
-        except TimeoutError:
-            pass
+    async def _look(
+        self, known: Known, place: Place, request: ClaimTargets, ends_at: float
+    ) -> ClaimDone | GroupOutcome | Failure | None:
+        """Look for work until there is some or the time is up; None when the group is gone."""
+        loop = asyncio.get_running_loop()
+        looks_until = max(ends_at, loop.time() + CATCH_UP_S)
+        while self.known.get(request.group) is known:
+            place.begin()
+            more = await self.correlate(known)
+            outcome = await self.work(request)
+            if not isinstance(outcome, ClaimDone) or outcome.leases:
+                return outcome
+            place.found_nothing()
+            now = loop.time()
+            if more:
+                if now >= looks_until or self._stopping:
+                    return outcome._replace(due_ms=0)
+                continue
+            if now >= ends_at or self._stopping:
+                return outcome
+            if outcome.due_ms is not None:
+                known.waiting.wake_at(now + max(0, outcome.due_ms - outcome.now_ms) / 1000)
+            if self._look_again_s is not None:
+                known.waiting.wake_at(now + self._look_again_s)
+            await place.wait(ends_at)
+        return None
 
     async def events(self, done: ClaimDone, events_max: int, bytes_max: int) -> list[SpanEvents]:
         """The events of each lease."""
@@ -241,7 +246,7 @@ class Working:
             self._note_claim(name, known, outcome)
         elif known is not None:
             # An operator's change, a release or a correlation may have made work.
-            known.wake()
+            known.waiting.wake()
             if isinstance(outcome, CorrelationDone):
                 known.take(outcome.group)
 
@@ -281,7 +286,7 @@ class Working:
             counted.blocked += item.outcome == "blocked"
             counted.parked += item.outcome == "parked"
         if wakes and known is not None:
-            known.wake()
+            known.waiting.wake()
 
 
 def _resolve(future: asyncio.Future[Any], outcome: object) -> None:

@@ -1,0 +1,175 @@
+"""Claims that wait for work: few of them look when something comes, and none is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from fencepost.protocol.groups import Group
+from fencepost.protocol.leases import Target
+from fencepost.server.groups import working
+from fencepost.server.groups.feed import Feed
+from fencepost.server.groups.working import Working
+from fencepost.store.group_contract import ClaimDone, ClaimTargets
+from fencepost.store.read import groups as reading
+from fencepost.store.read.groups import SqlGroupReads
+from fencepost.testing.clock import SimClock
+from tests.contract.grouping import acked, claiming, made, operating, rows_of, with_events
+from tests.contract.grouping import ask as asked
+from tests.contract.subject import WAIT_SECONDS, Subject
+
+WORKERS = 40
+
+
+class Crew:
+    """Workers of a group that ask one server."""
+
+    def __init__(self, subject: Subject, clock: SimClock, group: Group) -> None:
+        self.subject, self.group = subject, group
+        reads = SqlGroupReads(cast(Any, subject.store).readers)
+        self.working = Working(subject.store, reads, clock, Feed(), is_shared=False)
+        self.looks = 0
+        self._ended: asyncio.Queue[None] = asyncio.Queue()
+        work = self.working.work
+
+        async def counted(request: Any) -> Any:
+            outcome = await work(request)
+            if isinstance(request, ClaimTargets):
+                self.looks += 1
+                self._ended.put_nowait(None)
+            return outcome
+
+        self.working.work = counted  # type: ignore[method-assign]  # counts, and does the same
+
+    def starts(self, worker: str, wait_ms: int = 60_000, **more: Any) -> asyncio.Task[list[Target]]:
+        """A worker that waits for one target."""
+        return asyncio.create_task(self.claim(worker, wait_ms, **more))
+
+    async def claim(self, worker: str, wait_ms: int = 60_000, **more: Any) -> list[Target]:
+        request = claiming(self.group, worker, 1, **more)
+        done = await self.working.claim(request, wait_ms=wait_ms)
+        assert isinstance(done, ClaimDone), done
+        return rows_of(done.leases)
+
+    async def looked(self, times: int) -> None:
+        """So many looks have ended since this was asked last."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            for _ in range(times):
+                await self._ended.get()
+
+
+async def test_an_event_wakes_as_many_workers_as_it_has_takers(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject)
+    crew = Crew(subject, clock, group)
+    tasks = [crew.starts(f"w{n}") for n in range(WORKERS)]
+    await crew.looked(WORKERS)
+    before = crew.looks
+
+    await with_events(subject, "orders/1")
+    done, waiting = await asyncio.wait(
+        tasks, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_SECONDS
+    )
+    for name in ("orders/2", "orders/3"):
+        await with_events(subject, name)
+        more, waiting = await asyncio.wait(
+            waiting, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_SECONDS
+        )
+        done |= more
+
+    assert sorted(row.target for task in done for row in task.result()) == [
+        "orders/1",
+        "orders/2",
+        "orders/3",
+    ]
+    # Each event: the claim that takes it, one or two that find nothing behind it.
+    assert crew.looks - before <= 12
+    crew.working.stop_waiting()
+    assert [rows for task in waiting for rows in await task] == []
+
+
+async def test_a_worker_that_goes_away_when_it_is_woken_loses_no_wake(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject)
+    crew = Crew(subject, clock, group)
+    leaving, staying = crew.starts("ann"), crew.starts("bob")
+    await crew.looked(2)
+
+    crew.working._published = _ignored  # type: ignore[method-assign, assignment]  # the test wakes by itself
+    await with_events(subject, "orders/1")
+    crew.working._news += 1
+    crew.working.known[group.name].waiting.wake()
+    leaving.cancel()
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert [row.target for row in await staying] == ["orders/1"]
+
+
+def _ignored(_changes: object) -> None:
+    """Nothing is told."""
+
+
+async def test_each_lane_is_woken_for_itself(subject: Subject, clock: SimClock) -> None:
+    group = await made(subject)
+    crew = Crew(subject, clock, group)
+    elsewhere, everywhere = crew.starts("ann", lane="express"), crew.starts("bob")
+    await crew.looked(2)
+
+    await with_events(subject, "orders/1")
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert [row.target for row in await everywhere] == ["orders/1"]
+    crew.working.stop_waiting()
+    assert await elsewhere == []
+
+
+async def test_what_an_operator_lets_go_on_goes_to_a_worker_that_waits(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject)
+    crew = Crew(subject, clock, group)
+    await with_events(subject, "orders/1")
+    [row] = await crew.claim("ann")
+    await crew.looked(1)
+    await asked(subject, operating(group, "defer", row.target, until_ms=clock.now_ms() + 10**9))
+    assert await acked(subject, group, row, at=None) == "acked"
+    waiting = crew.starts("bob")
+    await crew.looked(1)
+
+    await crew.working.work(operating(group, "defer", row.target, until_ms=0))
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert [found.target for found in await waiting] == ["orders/1"]
+
+
+async def test_a_claim_that_does_not_wait_looks_through_all_of_the_log(
+    subject: Subject, clock: SimClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PIECE_POSITIONS", 2)
+    monkeypatch.setattr(working, "CATCH_UP_S", WAIT_SECONDS)
+    group = await made(subject)
+    await with_events(subject, *(f"foreign/{n}" for n in range(9)), "orders/1")
+
+    assert [row.target for row in await Crew(subject, clock, group).claim("ann", 0)] == ["orders/1"]
+
+
+async def test_a_claim_that_has_not_looked_through_the_log_says_so(
+    subject: Subject, clock: SimClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PIECE_POSITIONS", 4)
+    monkeypatch.setattr(working, "CATCH_UP_S", 0)
+    group = await made(subject)
+    await with_events(subject, *(f"foreign/{n}" for n in range(6)), "orders/1")
+    crew = Crew(subject, clock, group)
+
+    first = await crew.working.claim(claiming(group), wait_ms=0)
+    second = await crew.working.claim(claiming(group), wait_ms=0)
+
+    assert isinstance(first, ClaimDone)
+    assert (rows_of(first.leases), first.due_ms) == ([], 0)
+    assert isinstance(second, ClaimDone)
+    assert [row.target for row in rows_of(second.leases)] == ["orders/1"]
