@@ -36,6 +36,7 @@ NAMES = {
     "asyncio": "threading",
     "connect_async": "connect",
     "aclosing": "closing",
+    "group_tasks": "group_threads",
 }
 """Names that differ by more than the prefixes `Async` and `async_`."""
 WORDS = {"async": "sync", "An async": "A sync", "an async": "a sync"}

@@ -12,6 +12,9 @@ import pytest
 
 import fencepost
 from fencepost import CommitAppend, EventFailure, Lease, LeaseAck, PermanentError, ReplayedEvent
+from fencepost.client.group_tasks import async_work_leases
+from fencepost.client.group_threads import work_leases
+from fencepost.client.group_worker import Working
 from tests.engines import engine as engine
 from tests.serving import ServerProcess
 
@@ -143,6 +146,106 @@ def test_a_worker_handles_every_event_in_order_and_retries_what_fails(
     assert [event.error for event in group.parked()] == ["PermanentError: never"]
 
 
+def test_a_worker_acks_what_has_ended_and_claims_the_next_in_one_request(
+    client: fencepost.Client, group: fencepost.Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, group, 9)
+    acked = group.ack_and_claim
+    together: list[int] = []
+
+    def counted(items: list[LeaseAck], *args: Any, **more: Any) -> Any:
+        together.append(len(items))
+        return acked(items, *args, **more)
+
+    monkeypatch.setattr(group, "ack_and_claim", counted)
+    monkeypatch.setattr(group, "ack", never)
+    all_three = threading.Barrier(3)
+
+    group.work(lambda *_: (all_three.wait(20), None)[1], worker="ann", streams=3, until_idle=True)
+
+    assert sum(together) == 9
+
+
+def never(*_: Any) -> None:
+    raise AssertionError("the ack could have claimed as well")
+
+
+def test_a_worker_looks_through_the_whole_log_before_it_says_that_there_is_nothing(
+    client: fencepost.Client, group: fencepost.Group
+) -> None:
+    client.stream(f"foreign-{group.name}").append_many([0] * 10_500, auto_create=True)
+    fill(client, group, 1)
+    handled: list[Any] = []
+
+    group.work(lambda event, _: handled.append(event.data), worker="ann", until_idle=True)
+
+    assert handled == [{"n": 0}]
+
+
+def test_a_worker_can_be_stopped_and_its_handlers_finish_first(
+    client: fencepost.Client, group: fencepost.Group
+) -> None:
+    fill(client, group, 2)
+    stopping = threading.Event()
+    handled: list[Any] = []
+
+    def handle(event: fencepost.GroupEvent, _lease: Lease) -> None:
+        stopping.set()
+        handled.append(event.data)
+
+    group.work(handle, worker="ann", stopping=stopping)
+
+    assert sorted(one["n"] for one in handled) == [0, 1]
+    assert {target.state for target in group.streams()} == {"idle"}
+
+
+def test_a_handler_that_ends_its_program_ends_the_worker_and_keeps_the_event(
+    client: fencepost.Client, group: fencepost.Group
+) -> None:
+    fill(client, group, 1)
+
+    def handle(_event: fencepost.GroupEvent, _lease: Lease) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        group.work(handle, worker="ann", until_idle=True)
+
+    assert [target.state for target in group.streams()] == ["leased"]
+
+
+def test_an_ack_that_is_refused_undoes_no_other(
+    client: fencepost.Client, group: fencepost.Group
+) -> None:
+    fill(client, group, 3)
+    all_three = threading.Barrier(3)
+
+    def handle(lease: Lease, _is_lost: Any) -> LeaseAck:
+        all_three.wait(20)
+        wrong = lease.target.endswith("/1")
+        return LeaseAck(token=lease.token, at=lease.read_to + 10**9 * wrong)
+
+    options = Working(worker="ann", streams=3, until_idle=True)
+    with pytest.raises(fencepost.BadRequestError) as refused:
+        work_leases(group, handle, options)
+
+    assert refused.value.code == "ack_invalid"
+    states = {target.target[-1]: target.state for target in group.streams()}
+    assert states == {"0": "idle", "1": "leased", "2": "idle"}
+
+
+def test_an_error_that_no_text_can_carry_is_a_failure_like_others(
+    client: fencepost.Client, group: fencepost.Group
+) -> None:
+    fill(client, group, 1)
+
+    def handle(_event: fencepost.GroupEvent, _lease: Lease) -> None:
+        raise PermanentError("no file \udcff\0")
+
+    group.work(handle, worker="ann", until_idle=True)
+
+    assert [event.error for event in group.parked()] == ["PermanentError: no file ?"]
+
+
 async def test_async_workers_share_the_targets(server_process: ServerProcess) -> None:
     async with fencepost.connect_async(server_process.url) as client:
         group = client.group(f"crew-{next(_names)}")
@@ -160,3 +263,42 @@ async def test_async_workers_share_the_targets(server_process: ServerProcess) ->
                 workers.create_task(group.work(handle, worker=name, streams=2, until_idle=True))
 
         assert sorted(handled) == list(range(12))
+
+
+async def test_async_acks_that_are_refused_undo_no_other(server_process: ServerProcess) -> None:
+    async with fencepost.connect_async(server_process.url) as client:
+        group = client.group(f"crew-{next(_names)}")
+        await group.make([f"{group.name}/**"])
+        for n in range(3):
+            await client.stream(f"{group.name}/{n}").append(n, auto_create=True)
+
+        async def handle(lease: Lease) -> LeaseAck:
+            wrong = lease.target.endswith("/1")
+            return LeaseAck(token=lease.token, at=lease.read_to + 10**9 * wrong)
+
+        options = Working(worker="ann", until_idle=True)
+        with pytest.raises(fencepost.BadRequestError) as refused:
+            await async_work_leases(group, handle, options)
+
+        assert refused.value.code == "ack_invalid"
+        states = {target.target[-1]: target.state async for target in group.streams()}
+        assert states == {"0": "idle", "1": "leased", "2": "idle"}
+
+
+async def test_an_async_worker_stops_and_its_handlers_finish_first(
+    server_process: ServerProcess,
+) -> None:
+    async with fencepost.connect_async(server_process.url) as client:
+        group = client.group(f"crew-{next(_names)}")
+        await group.make([f"{group.name}/**"])
+        for n in range(2):
+            await client.stream(f"{group.name}/{n}").append(n, auto_create=True)
+        stopping = asyncio.Event()
+
+        async def handle(_event: fencepost.GroupEvent, _lease: Lease) -> None:
+            stopping.set()
+            await asyncio.sleep(0)
+
+        await group.work(handle, worker="ann", stopping=stopping)
+
+        assert [target.state async for target in group.streams()] == ["idle", "idle"]

@@ -22,14 +22,10 @@ import msgspec
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.effects import Operation
-from fencepost.client.group_worker import (
-    AWAY,
-    Breaker,
-    Working,
-    async_work_leases,
-    work_leases,
-)
-from fencepost.client.groups import Lease, LeaseAck, Leases, RenewedItem
+from fencepost.client.group_tasks import async_work_leases
+from fencepost.client.group_threads import work_leases
+from fencepost.client.group_worker import AWAY, Breaker, Working
+from fencepost.client.groups import Acked, Lease, LeaseAck, Leases, RenewedItem
 from fencepost.client.results import AckedItem
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
@@ -343,6 +339,9 @@ class _AsyncHandOver:
             leases = _still_held(leases, await self._group.renew(tokens, lease_ms=lease_ms))
         return Leases(leases=leases)
 
+    async def ack_and_claim(self, items: list[LeaseAck], *_: Any, **_more: Any) -> Acked:
+        return await self._group.ack(*items)
+
 
 async def async_work_given(
     driver: AsyncDriver, group: AsyncGroup, staff: Staff, given: Given
@@ -499,6 +498,9 @@ class _HandOver:
             tokens = [lease.token for lease in leases]
             leases = _still_held(leases, self._group.renew(tokens, lease_ms=lease_ms))
         return Leases(leases=leases)
+
+    def ack_and_claim(self, items: list[LeaseAck], *_: Any, **_more: Any) -> Acked:
+        return self._group.ack(*items)
 
 
 def work_given(driver: Driver, group: Group, staff: Staff, given: Given) -> Settled:

@@ -94,8 +94,12 @@ def _public(kind: type[Any]) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
+def _plain(annotation: str) -> str:
+    return annotation.replace("Async", "").replace("asyncio.", "threading.")
+
+
 def _parameters(signature: inspect.Signature) -> list[tuple[str, object, object, str]]:
     return [
-        (one.name, one.kind, one.default, str(one.annotation).replace("Async", ""))
+        (one.name, one.kind, one.default, _plain(str(one.annotation)))
         for one in signature.parameters.values()
     ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fencepost.client import groups
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.readings import AsyncListing
-from fencepost.client.group_worker import AsyncHandler, Working, async_work
+from fencepost.client.group_tasks import async_work
+from fencepost.client.group_worker import AsyncHandler, Working
 from fencepost.client.groups import (
     Acked,
     Changed,
@@ -78,18 +80,26 @@ class AsyncGroup:
         streams: int = 10,
         events: int = 10,
         lane: str | None = None,
+        lease_ms: int | None = None,
         until_idle: bool = False,
+        stopping: asyncio.Event | None = None,
     ) -> None:
-        """Claim targets and hand their events to `handler`, until cancelled or stopped.
+        """Claim targets and hand their events to `handler`, until `stopping` is set.
 
         Targets are handled side by side, the events of each in order. Leases are renewed while a
         handler works. An event whose handler raises is a failure of that event, and is tried again
-        as the group says. With `until_idle` this returns when there is nothing to claim.
+        as the group says. Handlers that run at the end finish first. With `until_idle` this returns
+        when there is nothing to claim.
         """
         options = Working(
-            worker=worker, streams=streams, events=events, lane=lane, until_idle=until_idle
+            worker=worker,
+            streams=streams,
+            events=events,
+            lane=lane,
+            lease_ms=lease_ms,
+            until_idle=until_idle,
         )
-        await async_work(self, handler, options)
+        await async_work(self, handler, options, stopping=stopping)
 
     async def claim(
         self,
@@ -129,6 +139,7 @@ class AsyncGroup:
         *,
         streams_max: int = 10,
         events_max: int = 10,
+        lease_ms: int | None = None,
         lane: str | None = None,
         wait_ms: int = 0,
     ) -> Acked:
@@ -137,6 +148,7 @@ class AsyncGroup:
             "worker": worker,
             "streams_max": streams_max,
             "events_max": events_max,
+            "lease_ms": lease_ms,
             "lane": lane,
             "wait_ms": wait_ms,
         }

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fencepost.client import groups
-from fencepost.client.group_worker import Handler, Working, work
+from fencepost.client.group_threads import work
+from fencepost.client.group_worker import Handler, Working
 from fencepost.client.groups import (
     Acked,
     Changed,
@@ -79,18 +81,26 @@ class Group:
         streams: int = 10,
         events: int = 10,
         lane: str | None = None,
+        lease_ms: int | None = None,
         until_idle: bool = False,
+        stopping: threading.Event | None = None,
     ) -> None:
-        """Claim targets and hand their events to `handler`, until cancelled or stopped.
+        """Claim targets and hand their events to `handler`, until `stopping` is set.
 
         Targets are handled side by side, the events of each in order. Leases are renewed while a
         handler works. An event whose handler raises is a failure of that event, and is tried again
-        as the group says. With `until_idle` this returns when there is nothing to claim.
+        as the group says. Handlers that run at the end finish first. With `until_idle` this returns
+        when there is nothing to claim.
         """
         options = Working(
-            worker=worker, streams=streams, events=events, lane=lane, until_idle=until_idle
+            worker=worker,
+            streams=streams,
+            events=events,
+            lane=lane,
+            lease_ms=lease_ms,
+            until_idle=until_idle,
         )
-        work(self, handler, options)
+        work(self, handler, options, stopping=stopping)
 
     def claim(
         self,
@@ -130,6 +140,7 @@ class Group:
         *,
         streams_max: int = 10,
         events_max: int = 10,
+        lease_ms: int | None = None,
         lane: str | None = None,
         wait_ms: int = 0,
     ) -> Acked:
@@ -138,6 +149,7 @@ class Group:
             "worker": worker,
             "streams_max": streams_max,
             "events_max": events_max,
+            "lease_ms": lease_ms,
             "lane": lane,
             "wait_ms": wait_ms,
         }

@@ -14,13 +14,9 @@ from typing import Any
 
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.groups import AsyncGroup
-from fencepost.client.group_worker import (
-    AWAY,
-    Breaker,
-    Working,
-    async_work_leases,
-    work_leases,
-)
+from fencepost.client.group_tasks import async_work_leases
+from fencepost.client.group_threads import work_leases
+from fencepost.client.group_worker import AWAY, Breaker, Working
 from fencepost.client.groups import Lease, LeaseAck
 from fencepost.client.operations import log_head
 from fencepost.client.sync.connections import Driver
