@@ -1,22 +1,15 @@
-"""The daemon under kills, lost answers, servers that come and go, hooks that hang, power loss.
-
-FENCEPOST_FAULT_SEED=S runs seed S of the soak alone; FENCEPOST_FAULT_KILLS=N is its number of
-kills, and its sends grow with it.
-"""
+"""The daemon under kills, lost answers, servers that come and go, hooks that hang, power loss."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -372,129 +365,3 @@ def check_crash(image: Image, answered: list[str], tmp_path: Path) -> int:
     found = {row["id"] for row in rows.listed(file, None, None, "", 10_000)}
     file.raw.close()
     return len(set(answered) - found)
-
-
-# The soak.
-
-
-def kills() -> int:
-    return int(os.environ.get("FENCEPOST_FAULT_KILLS", "0"))
-
-
-def test_every_send_arrives_once_through_a_few_kills(tmp_path: Path) -> None:
-    Soak(tmp_path, seed=1, clients=4, sends=40, kills=4).run()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", [int(os.environ.get("FENCEPOST_FAULT_SEED", "7"))])
-def test_every_send_arrives_once_through_many_kills(tmp_path: Path, seed: int) -> None:
-    count = kills() or 100
-    Soak(tmp_path, seed=seed, clients=8, sends=count * 60, kills=count).run()
-
-
-class Soak:
-    """Clients that send until each is taken, and a hand that kills daemon and server at random."""
-
-    def __init__(self, folder: Path, *, seed: int, clients: int, sends: int, kills: int) -> None:
-        self.dice = random.Random(seed)
-        self.clients, self.sends, self.kills = clients, sends, kills
-        self.server = ServerProcess(folder / "data").start()
-        self.taken: list[str] = []
-        self.errors: list[BaseException] = []
-        with httpx.Client(base_url=self.server.url, timeout=30) as client:
-            self.mesh = Shop(client).name
-        self.outbox = OutboxProcess(folder / "outbox", self.server.url, [self.mesh], "ann")
-        self.outbox.start()
-        self.replay = f"FENCEPOST_FAULT_SEED={seed} ./test -m soak {Path(__file__).name}"
-
-    def run(self) -> None:
-        threads = [
-            threading.Thread(target=self._client, args=(number,)) for number in range(self.clients)
-        ]
-        for thread in threads:
-            thread.start()
-        for number in range(self.kills):
-            # The next kill comes when so much more was taken; with it at some point in a batch.
-            goal = (number + 1) * self.clients * self.sends // (self.kills + 1)
-            self._await(goal)
-            victim = self.dice.choice((self.server, self.outbox))
-            victim.kill()
-            victim.restart()
-        for thread in threads:
-            thread.join()
-        assert not self.errors, (self.errors, self.replay)
-        self._check()
-
-    def _await(self, goal: int) -> None:
-        until(lambda: len(self.taken) >= goal or self.errors, 600)
-
-    def _client(self, client: int) -> None:
-        try:
-            for number in range(self.sends):
-                ref = ("alerts", "ann", "jobs")[number % 3]
-                kind = ("topic", "dm", "queue")[number % 3]
-                until(self._sender(f"{client}-{number}", kind, ref), 300)
-        except BaseException as error:
-            self.errors.append(error)
-
-    def _sender(self, message_id: str, kind: str, ref: str) -> Callable[[], bool]:
-        def send() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                answer = self.outbox.send(message_id, kind=kind, ref=ref)
-                if answer.status_code in (200, 202):
-                    self.taken.append(message_id)
-                    return True
-                assert answer.status_code in (429, 503), answer.text
-            return False
-
-        return send
-
-    def _sent(self, kind: int) -> set[str]:
-        numbers = range(kind, self.sends, 3)
-        return {f"{client}-{number}" for client in range(self.clients) for number in numbers}
-
-    def _check(self) -> None:
-        total = self.clients * self.sends
-        until(lambda: self.outbox.counts() == {"done": total}, 600)
-        with httpx.Client(base_url=self.server.url, timeout=60) as client:
-            streams = ("inbox/ann", "inbox/bea", "topic/alerts", "queue/jobs")
-            found = {name: ids_of(client, self.mesh, name) for name in streams}
-            wanted = {"topic/alerts": self._sent(0), "queue/jobs": self._sent(2)}
-            wanted["inbox/bea"] = self._sent(0)
-            wanted["inbox/ann"] = self._sent(0) | self._sent(1)
-            for name, ids in found.items():
-                repeated = [one for one, count in Counter(ids).items() if count > 1]
-                assert not repeated, (name, repeated[:5], self.replay)
-                assert set(ids) == wanted[name], (name, self.replay)
-            report = client.post(f"/v1/mesh/{self.mesh}/check").json()
-            assert report["findings"] == [], self.replay
-        here = wanted["inbox/ann"]
-        until(lambda: len(inbox_ids(self.outbox)) >= len(here), 300)
-        came_in = inbox_ids(self.outbox)
-        assert len(came_in) == len(set(came_in)), self.replay
-        assert set(came_in) == here, self.replay
-        self.outbox.stop()
-        self.outbox.http.close()
-        self.server.stop()
-
-
-def ids_of(client: httpx.Client, mesh: str, name: str) -> list[str]:
-    found: list[str] = []
-    offset = "-1"
-    while True:
-        answer = client.get(f"/v1/stream/__mesh/{mesh}/{name}", params={"offset": offset})
-        page = answer.json()
-        found += [entry["client_message_id"] for entry in page]
-        if not page or answer.headers.get("stream-up-to-date") == "true":
-            return found
-        offset = answer.headers["stream-next-offset"]
-
-
-def inbox_ids(outbox: OutboxProcess) -> list[str]:
-    found: list[str] = []
-    after: str | None = "0"
-    while after is not None:
-        page = outbox.get("/v1/inbox", after=after, limit=1000)
-        found += [message["message"]["client_message_id"] for message in page["messages"]]
-        after = page["next"]
-    return found
