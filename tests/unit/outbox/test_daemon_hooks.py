@@ -66,7 +66,8 @@ async def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_pat
     file = tmp_path / "pids"
     script = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "deaf = 'import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)];'\n"
+        "child = subprocess.Popen([sys.executable, '-c', deaf + 'time.sleep(600)'])\n"
         f"open({str(file)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
         "child.wait()\n"
     )
