@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import apsw
 import pytest
 
-from fencepost.client.errors import error_of
+from fencepost import clock as clock_module
+from fencepost.client.errors import ConnectionFailedError, error_of
 from fencepost.client.meshes import SendReceipt
 from fencepost.clock import SystemClock
 from fencepost.outbox.daemon import delivering, rows
@@ -39,6 +41,7 @@ class Way:
     def __init__(self, answers: list[Exception | None]) -> None:
         self._answers = answers
         self.sent: list[bytes] = []
+        self.asked = asyncio.Event()
         self.is_open = True
 
     @property
@@ -47,6 +50,7 @@ class Way:
 
     async def send_encoded(self, data: bytes) -> SendReceipt:
         self.sent.append(data)
+        self.asked.set()
         answer = self._answers.pop(0) if self._answers else None
         if answer is not None:
             raise answer
@@ -61,7 +65,7 @@ class Way:
         self.is_open = False
 
 
-def a_row(number: int) -> Row:
+def a_row(number: int, accepted_ms: int = 1) -> Row:
     return Row(
         id=f"{number:026}",
         mesh="shop",
@@ -70,7 +74,7 @@ def a_row(number: int) -> Row:
         destination="topic:alerts",
         payload=b'{"kind":"topic"}',
         priority="next",
-        enqueued_ms=1,
+        enqueued_ms=accepted_ms,
         next_attempt_ms=1,
     )
 
@@ -105,13 +109,21 @@ class Running:
 
 
 @asynccontextmanager
-async def running(folder: Path, answers: list[Exception | None]) -> AsyncIterator[Running]:
+async def running(
+    folder: Path,
+    answers: list[Exception | None],
+    *,
+    accepted_ms: int = 1,
+    max_age_ms: int = NEVER_MS,
+) -> AsyncIterator[Running]:
     path = folder / "outbox.db"
     file = open_file(path, load_queries("outbox.sql"), vfs=None, first=lambda _: None)
     for number in range(2):
-        file.execute("insert", *rows.columns(a_row(number)))
+        file.execute("insert", *rows.columns(a_row(number, accepted_ms)))
     writer = Writer(file, path, None)
-    made = Running(file, writer, Way(answers), folder)
+    way = Way(answers)
+    way.max_age_ms = max_age_ms
+    made = Running(file, writer, way, folder)
     made.deliveries.wakes(LANE)
     task = asyncio.create_task(made.deliveries.run())
     try:
@@ -164,6 +176,59 @@ async def test_a_server_that_does_not_know_our_token_gets_nothing_more(tmp_path:
         made.way.is_open = True
         made.deliveries.look()
         await made.until(dead=1, done=1)
+
+
+# The machine's clock is set while rows wait.
+
+HOUR_MS = 3_600_000
+
+
+class SetClock:
+    """The module `time` for a clock, with a wall clock that was set by so much."""
+
+    def __init__(self) -> None:
+        self.set_ms = 0
+
+    def time_ns(self) -> int:
+        return time.time_ns() + self.set_ms * 1_000_000
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    found = SetClock()
+    monkeypatch.setattr(clock_module, "time", found)
+    return found
+
+
+@pytest.mark.parametrize("set_ms", [-24 * HOUR_MS, 24 * HOUR_MS])
+async def test_a_row_in_its_backoff_is_sent_again_whatever_the_clock_is_set_to(
+    tmp_path: Path, machine: SetClock, monkeypatch: pytest.MonkeyPatch, set_ms: int
+) -> None:
+    monkeypatch.setattr("fencepost.outbox.states.delay_ms", lambda *_: 200)
+    async with running(tmp_path, [ConnectionFailedError("away")]) as made:
+        await made.way.asked.wait()
+        await made.until(pending=2)
+        machine.set_ms = set_ms
+
+        await made.until(done=2)
+
+
+@pytest.mark.parametrize(("age_ms", "ends"), [(-1, "done"), (60_000, "dead")])
+async def test_a_row_dies_at_its_age_when_the_clock_is_set_forwards(
+    tmp_path: Path, machine: SetClock, age_ms: int, ends: str
+) -> None:
+    """The server remembers ids by its own clock: an outbox that jumped must not be late."""
+    max_age_ms = 144 * HOUR_MS
+    accepted_ms = time.time_ns() // 1_000_000
+    # A minute is room for a slow machine: the tick itself is in the tests of `states`.
+    machine.set_ms = max_age_ms + (age_ms if age_ms > 0 else -60_000)
+    async with running(tmp_path, [], accepted_ms=accepted_ms, max_age_ms=max_age_ms) as made:
+        await made.until(**{ends: 2})
+
+        assert len(made.way.sent) == (2 if ends == "done" else 0)
 
 
 async def test_delivered_rows_that_are_forgotten_are_told(tmp_path: Path) -> None:
