@@ -135,7 +135,10 @@ def metric(outbox: OutboxProcess, name: str) -> float:
 
 
 def drained(outbox: OutboxProcess, first: int, count: int, refs: list[str]) -> float:
-    """Seconds until so many sends are delivered, counted from the first one."""
+    """Seconds until so many sends are delivered, counted from the first one.
+
+    Those to destinations that are gone are accepted too, and not waited for.
+    """
     before = outbox.counts().get("done", 0)
     gone = [ref for ref in refs if ref.startswith("gone")]
     wanted = before + count - count * len(gone) // len(refs)
@@ -143,6 +146,27 @@ def drained(outbox: OutboxProcess, first: int, count: int, refs: list[str]) -> f
     uvloop.run(accepts(str(outbox.data / "outbox.sock"), first, count, refs))
     until(lambda: outbox.counts().get("done", 0) >= wanted, 600)
     return time.perf_counter() - started
+
+
+class Drains:
+    """What drains took: seconds, and processor time of the daemon and the server for a send."""
+
+    def __init__(self, outbox: OutboxProcess, server: ServerProcess) -> None:
+        self._outbox, self._server = outbox, server
+        self.seconds: list[float] = []
+        self._busy: list[tuple[float, float]] = []
+
+    def add(self, first: int, count: int, refs: list[str]) -> None:
+        before = processor_seconds(self._outbox.pid), processor_seconds(self._server.pid)
+        self.seconds.append(drained(self._outbox, first, count, refs))
+        after = processor_seconds(self._outbox.pid), processor_seconds(self._server.pid)
+        here, there = ((b - a) / count * 1e6 for a, b in zip(before, after, strict=True))
+        self._busy.append((here, there))
+
+    def shown(self, count: int) -> str:
+        rates = ", ".join(f"{count / seconds:,.0f}" for seconds in self.seconds)
+        here, there = (statistics.median(busy) for busy in zip(*self._busy, strict=True))
+        return f"{rates} sends/s; processor {here:.0f} us here, {there:.0f} us at the server each"
 
 
 def latencies_ms(outbox: OutboxProcess, count: int) -> list[float]:
@@ -223,16 +247,20 @@ def drain(folder: Path, count: int) -> None:
             until(lambda: outbox.get("/v1/health")["status"] == "ok")
             refs = [f"t{number}" for number in range(TOPICS)]
             drained(outbox, 0, count // 4, refs)
-            rates = [count / drained(outbox, 10**6 * (i + 1), count, refs) for i in range(3)]
-            alone = statistics.median(rates)
-            print(f"accept and drain to {TOPICS} topics: {alone:,.0f} sends/s ({rates})")
-            dead = []
-            for number in range(3):
-                took = drained(outbox, 10**7 * (number + 1), count, [*refs, "gone"])
-                dead.append(count * TOPICS / (TOPICS + 1) / took)
-            beside = statistics.median(dead)
-            slower = (1 - beside / alone) * 100
-            print(f"the same beside a dead one: {beside:,.0f} sends/s, {slower:.0f} % slower")
+            alone, dead = Drains(outbox, server), Drains(outbox, server)
+            more = count * (TOPICS + 1) // TOPICS
+            for number in range(5):
+                # In turns, so that what else the machine does falls on both.
+                alone.add(10**6 * (2 * number + 1), count, refs)
+                dead.add(10**6 * (2 * number + 2), more, [*refs, "gone"])
+            print(f"accept and drain to {TOPICS} topics: {alone.shown(count)}")
+            slower = statistics.median(
+                beside / lone for lone, beside in zip(alone.seconds, dead.seconds, strict=True)
+            )
+            print(
+                f"the same beside a dead one: {dead.shown(count)}; the others take"
+                f" {slower:.2f} times as long (median of pairs)"
+            )
             one = count // 8 / drained(outbox, 10**8, count // 8, ["t1"])
             print(f"accept and drain to one topic: {one:,.0f} sends/s")
             times = latencies_ms(outbox, 300)

@@ -42,9 +42,10 @@ class RowIds:
         self._newest = 0 if newest is None else _number(newest)
 
     def __call__(self) -> str:
-        fresh = (self._clock.wall_ms() << 80) | int.from_bytes(self._clock.token(10), "big")
+        dice = int.from_bytes(self._clock.token(14), "big")
+        fresh = (self._clock.wall_ms() << 80) | dice >> 32
         # A step of 32 random bits: ids of others cannot be guessed from one's own.
-        step = 1 + int.from_bytes(self._clock.token(4), "big")
+        step = 1 + (dice & 0xFFFFFFFF)
         self._newest = max(fresh, self._newest + step)
         return _text(self._newest)
 

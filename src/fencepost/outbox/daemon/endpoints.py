@@ -160,14 +160,16 @@ class Endpoints:
         if len(request.body) > daemon.settings.body_bytes_max:
             limit = daemon.settings.body_bytes_max
             raise RefusedError(413, "body_too_large", f"a send has at most {limit} bytes")
-        send = read_send(request.body, header_id=_header_id(request), minted_id=daemon.new_id())
+        # A send without an id gets that of its row, which is as unique.
+        row_id = daemon.row_id()
+        send = read_send(request.body, header_id=_header_id(request), minted_id=row_id)
         if isinstance(send, Unsendable):
             raise RefusedError(400, send.code, send.detail)
         if daemon.disk_is_full():
             percent = daemon.settings.disk_percent_max
             detail = f"the disk is more than {percent:g} % full (disk_percent_max): make room"
             raise RefusedError(507, "storage_full", detail)
-        offered = row_of(send, mesh=mesh, row_id=daemon.row_id(), now_ms=daemon.clock.now_ms())
+        offered = row_of(send, mesh=mesh, row_id=row_id, now_ms=daemon.clock.now_ms())
 
         def told(outcome: Any, error: Exception | None) -> None:
             if error is not None:
