@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -110,6 +113,58 @@ def test_2_and_4_a_kill_between_the_answer_of_the_server_and_the_row(
         assert (row["status"], row["attempts"]) == ("done", 2)
     assert held(shop, "m-1") == 1
     assert shop.checked() == []
+
+
+def test_5_every_cell_of_the_lookup_table_over_the_socket(tmp_path: Path) -> None:
+    """A server that is frozen keeps one row in flight, and the next one of its lane pending."""
+    with ServerProcess(tmp_path / "data") as server:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            shop = Shop(client)
+        with Daemons(tmp_path / "outbox", server.url, shop.name)() as outbox:
+            until(lambda: outbox.get("/v1/health")["status"] == "ok")
+            outbox.send("done")
+            stored_as = outbox.settled("done")["broker_message_id"]
+            for name in ("dead", "aborted"):
+                outbox.send(name, ref="nowhere")
+                outbox.settled(name)
+            outbox.http.post(f"/v1/outbox/{outbox.row('aborted')['id']}/drop", json={})
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                for name in ("inflight", "pending"):
+                    outbox.send(name)
+                until(lambda: outbox.row("inflight")["status"] == "inflight")
+                answers = {
+                    (name, same): cell(outbox, name, same)
+                    for name in ("pending", "inflight", "done", "dead", "aborted")
+                    for same in (True, False)
+                }
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            until(lambda: outbox.counts() == {"done": 3, "dead": 1, "aborted": 1})
+
+    assert answers == {
+        ("pending", True): (202, None, None),
+        ("pending", False): (409, "outbox_pending_fingerprint_mismatch", None),
+        ("inflight", True): (202, None, None),
+        ("inflight", False): (409, "outbox_inflight_fingerprint_mismatch", None),
+        ("done", True): (200, None, stored_as),
+        ("done", False): (409, "outbox_done_fingerprint_mismatch", None),
+        ("dead", True): (409, "outbox_dead_fingerprint_match", None),
+        ("dead", False): (409, "outbox_dead_fingerprint_mismatch", None),
+        ("aborted", True): (409, "outbox_aborted_fingerprint_match", None),
+        ("aborted", False): (409, "outbox_aborted_fingerprint_mismatch", None),
+    }
+
+
+def cell(outbox: OutboxProcess, name: str, same: bool) -> tuple[int, str | None, str | None]:
+    """What the same send again is answered, or another one under its id."""
+    ref = "nowhere" if name in ("dead", "aborted") else "alerts"
+    answer = outbox.send(name, ref=ref, body="hello" if same else "another")
+    found = answer.json()
+    if answer.status_code == 409:
+        assert found["code"] == "idempotency_key_reused"
+        assert re.fullmatch("[0-9a-f]{16}", found["fingerprint_prefix"])
+    return answer.status_code, found.get("conflict"), found.get("broker_message_id")
 
 
 def test_16_and_22_a_server_that_is_away_and_one_without_dedupe(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The whole outbox under kills: clients, daemon, table, relay, server and network between them.
 
 Some clients send through the daemon, others write into a table that a relay delivers. A hand kills
-the daemon, the relay and the server at random, and cuts every connection between them. After that
+the daemon, the relay, the server and PostgreSQL at random, and cuts every connection. After that
 each message is in every inbox once, none is dead, and the orphan check finds nothing.
 
 FENCEPOST_FAULT_SEED=S runs seed S; FENCEPOST_FAULT_KILLS=N is the number of kills of the soak.
@@ -20,19 +20,19 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import psycopg
 import pytest
 
 from fencepost.outbox import Outbox
-from tests.engines import empty_store as empty_store
+from fencepost.testing.postgres import PostgresServer
+from tests.engines import SQLITE, server_at
 from tests.engines import engine as engine
-from tests.engines import server_at
 from tests.gatekeeper import Gatekeeper
 from tests.integration.mesh_support import Shop
-from tests.integration.outbox_support import connect, database_of, select
+from tests.integration.outbox_support import connect, select, set_up
 from tests.outboxing import OutboxProcess, until
 from tests.serving import ServerProcess
 
@@ -48,26 +48,37 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+class Stores(NamedTuple):
+    """Where the server and the clients with a table keep everything."""
+
+    server: Path | str
+    table: str
+    postgres: PostgresServer | None = None
+
+
 @pytest.fixture
-def table(engine: str, tmp_path: Path) -> Iterator[str]:
-    """The database of the clients that have an outbox table."""
-    with database_of(engine, tmp_path) as address:
-        yield address
+def stores(engine: str, tmp_path: Path) -> Iterator[Stores]:
+    """Two files; or two databases of a PostgreSQL of its own, which is killed too."""
+    if engine == SQLITE:
+        table = str(tmp_path / "shop.db")
+        set_up(table)
+        yield Stores(tmp_path / "data", table)
+        return
+    with PostgresServer() as postgres:
+        table = postgres.new_database(migrated=False)
+        set_up(table)
+        yield Stores(postgres.new_database(), table, postgres)
 
 
-def test_every_send_arrives_once_through_a_few_kills(
-    empty_store: Path | str, table: str, tmp_path: Path
-) -> None:
-    with Soak(empty_store, table, tmp_path, clients=4, sends=40) as soak:
+def test_every_send_arrives_once_through_a_few_kills(stores: Stores, tmp_path: Path) -> None:
+    with Soak(stores, tmp_path, clients=4, sends=40) as soak:
         soak.run(kills=6)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3 * 3600)
-def test_50_000_sends_arrive_once_through_many_kills(
-    empty_store: Path | str, table: str, tmp_path: Path
-) -> None:
-    with Soak(empty_store, table, tmp_path, clients=8, sends=6_250) as soak:
+def test_50_000_sends_arrive_once_through_many_kills(stores: Stores, tmp_path: Path) -> None:
+    with Soak(stores, tmp_path, clients=8, sends=6_250) as soak:
         soak.run(kills=KILLS)
 
 
@@ -89,24 +100,23 @@ class RelayProcess(ServerProcess):
 class Soak:
     """Clients that send until each send is taken, and a hand that kills what it finds."""
 
-    def __init__(
-        self, store: Path | str, table: str, folder: Path, *, clients: int, sends: int
-    ) -> None:
+    def __init__(self, stores: Stores, folder: Path, *, clients: int, sends: int) -> None:
         self.dice = random.Random(SEED)
         self.clients, self.sends = clients, sends
-        self.table = table
+        self.table, self.postgres = stores.table, stores.postgres
+        self.victims = VICTIMS if self.postgres is None else (*VICTIMS, "database")
         self.taken = 0
         self.errors: list[BaseException] = []
         self.killed: Counter[str] = Counter()
         self.ended = threading.Event()
         self._counting = threading.Lock()
         self._stack = contextlib.ExitStack()
-        self.server = self._stack.enter_context(server_at(store))
+        self.server = self._stack.enter_context(server_at(stores.server))
         with httpx.Client(base_url=self.server.url, timeout=30) as client:
             self.mesh = Shop(client, "soak").name
         self.gate = self._stack.enter_context(Gatekeeper(self.server.port))
         url = self.gate.url
-        self.relay = self._stack.enter_context(RelayProcess(table, self.mesh, url))
+        self.relay = self._stack.enter_context(RelayProcess(self.table, self.mesh, url))
         outbox = OutboxProcess(folder / "outbox", url, [self.mesh], "ann")
         self.outbox = self._stack.enter_context(outbox)
 
@@ -131,7 +141,7 @@ class Soak:
             # At a random moment of the piece of work that belongs to this kill.
             goal = int((number + self.dice.random()) * total / (kills + 1))
             self._await(goal)
-            self._kill(self.dice.choice(VICTIMS))
+            self._kill(self.dice.choice(self.victims))
         for thread in threads:
             thread.join()
         assert not self.errors, self.errors
@@ -149,6 +159,11 @@ class Soak:
         self.killed[victim] += 1
         if victim == "network":
             self.gate.cut()
+            return
+        if victim == "database":
+            assert self.postgres is not None
+            self.postgres.kill()
+            self.postgres.start()
             return
         named = {"daemon": self.outbox, "relay": self.relay, "server": self.server}
         process: ServerProcess = named[victim]
@@ -187,14 +202,22 @@ class Soak:
         number = 0
         while number < self.sends:
             until_number = min(self.sends, number + dice.randint(1, 20))
-            self._commit(client, range(number, until_number), keeps=dice.random() < 0.9)
+            numbers, keeps = range(number, until_number), dice.random() < 0.9
+            until(partial(self._commit, client, numbers, keeps=keeps), 300)
             self._took(until_number - number)
             number = until_number
 
-    def _commit(self, client: int, numbers: range, *, keeps: bool) -> None:
-        """A transaction of a few sends, at times one that is rolled back before."""
+    def _commit(self, client: int, numbers: range, *, keeps: bool) -> bool:
+        """A transaction of a few sends, at times one that is rolled back before.
+
+        False: the database went away, and the transaction is to be repeated.
+        """
+        assert not self.ended.is_set(), "the soak is over"
         outbox = Outbox.table(self.mesh)
-        connection = connect(self.table)
+        try:
+            connection = connect(self.table)
+        except psycopg.OperationalError:
+            return False
         try:
             for commits in (True,) if keeps else (False, True):
                 for number in numbers:
@@ -205,8 +228,11 @@ class Soak:
                     connection.commit()
                 else:
                     connection.rollback()
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            return False
         finally:
             connection.close()
+        return True
 
     # What must be true then
 

@@ -109,6 +109,51 @@ def test_fifty_callers_with_one_id_make_one_row(
     assert outbox.settled(new_id)["status"] == "done"
 
 
+ORIGINAL: dict[str, Any] = {
+    "kind": "topic",
+    "ref": "alerts",
+    "json": {"a": 1},
+    "meta": {"a": 1, "b": 2},
+    "priority": "next",
+}
+
+
+def test_each_field_of_the_fingerprint_makes_another_send(
+    outbox: OutboxProcess, shop: Shop, new_id: str
+) -> None:
+    """What means the same is the same: the order of meta, 1.0 for 1, an empty meta for none."""
+    others: list[dict[str, Any]] = [
+        {"kind": "queue"},
+        {"ref": "other"},
+        {"reply_to": "01M7RA5Q69NC100KA8CE7MFXWH"},
+        {"priority": "now"},
+        {"meta": {"a": 1, "b": 3}},
+        {"meta": {}},
+        {"json": {"a": 2}},
+    ]
+
+    def post(message_id: str, body: dict[str, Any]) -> httpx.Response:
+        headers, query = {"Idempotency-Key": message_id}, {"mesh": shop.name}
+        return outbox.http.post("/v1/send", json=body, headers=headers, params=query)
+
+    def sent(message_id: str, **fields: Any) -> int:
+        return post(message_id, {**ORIGINAL, **fields}).status_code
+
+    assert sent(new_id) == 202
+    assert sent(new_id, meta={"b": 2.0, "a": 1}) in (200, 202)
+    assert [sent(new_id, **other) for other in others] == [409] * len(others)
+    assert sent(f"{new_id}-b", meta={}) == 202
+    bare = {key: value for key, value in ORIGINAL.items() if key != "meta"}
+    again = outbox.http.post(
+        "/v1/send",
+        json=bare,
+        headers={"Idempotency-Key": f"{new_id}-b"},
+        params={"mesh": shop.name},
+    )
+    assert again.status_code in (200, 202)
+    assert again.json()["duplicate"]
+
+
 def test_a_send_without_an_id_gets_one(outbox: OutboxProcess, shop: Shop) -> None:
     first, second = (outbox.send(None, mesh=shop.name).json() for _ in range(2))
 
