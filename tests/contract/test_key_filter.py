@@ -15,13 +15,13 @@ from fencepost.protocol.commits import Committed
 from fencepost.store.read.lists import keys
 from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
-from fencepost.store.sqlite.connection import FILE
 from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.write.keys import RecentKeys
 from fencepost.testing.clock import SimClock
 from tests.contract.conditional import ask_append, ask_commit, item
 from tests.contract.subject import Subject
+from tests.old_folders import make_older
 
 
 class SlicingEngine:
@@ -278,7 +278,7 @@ async def test_keys_of_a_folder_from_before_the_index_are_known(
         await ask_append(subject, "s", key.encode(), key=key)
     await ask_commit(subject, item("s", b"c"), key="whole")
     await subject.close()
-    _undo_index(tmp_path)
+    make_older(tmp_path, version=8)
 
     subject = Subject(SlicingEngine(tmp_path, clock), clock)
 
@@ -290,48 +290,3 @@ async def test_keys_of_a_folder_from_before_the_index_are_known(
     assert not isinstance(await ask_commit(subject, item("s", b"c"), key="whole"), Committed)
     await subject.close()
     assert check(tmp_path).findings == []
-
-
-def _undo_index(folder: Path) -> None:
-    """Bring the tables of keys back to schema version 8, and take out what came later."""
-    connection = apsw.Connection(str(folder / FILE))
-    columns = (
-        "stream, principal, key, digest, start_messages, start_bytes, tail_messages, tail_bytes,"
-        " closed, position, created_ms, expires_ms, answer"
-    )
-    counting = "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE 'usage_%'"
-    for (name,) in connection.execute(counting).fetchall():
-        connection.execute(f"DROP TRIGGER {name}")
-    connection.execute(
-        f"""
-        CREATE TABLE old (
-            stream INTEGER NOT NULL, principal TEXT NOT NULL, key TEXT NOT NULL,
-            digest BLOB NOT NULL, start_messages INTEGER NOT NULL, start_bytes INTEGER NOT NULL,
-            tail_messages INTEGER NOT NULL, tail_bytes INTEGER NOT NULL, closed INTEGER NOT NULL,
-            position INTEGER NOT NULL, created_ms INTEGER NOT NULL, expires_ms INTEGER, answer BLOB,
-            PRIMARY KEY (stream, principal, key)
-        ) STRICT, WITHOUT ROWID;
-        INSERT INTO old SELECT {columns} FROM keys;
-        DROP TABLE keys;
-        ALTER TABLE old RENAME TO keys;
-        CREATE INDEX keys_by_expiry ON keys (expires_ms) WHERE expires_ms IS NOT NULL;
-        DROP TABLE key_places;
-        DROP TABLE key_index;
-        DROP TABLE principal_usage;
-        ALTER TABLE streams DROP COLUMN owner;
-        ALTER TABLE log DROP COLUMN checksum;
-        ALTER TABLE chunks DROP COLUMN checksum;
-        DROP TABLE meshes;
-        DROP TABLE topic_members;
-        DROP TABLE sends;
-        DROP TABLE send_places;
-        DROP TABLE send_index;
-        DROP TABLE writer_history;
-        DROP TABLE groups;
-        DROP TABLE leases;
-        ALTER TABLE streams DROP COLUMN books_closed_at;
-        DROP TABLE parked;
-        PRAGMA user_version = 8;
-        """
-    )
-    connection.close()

@@ -14,6 +14,7 @@ from fencepost.store.sqlite.maintain import SqliteUpkeep
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.testing.clock import SimClock
 from tests.contract.subject import SqliteEngine, Subject, answered
+from tests.old_folders import make_older
 
 JSON = "application/json"
 
@@ -43,14 +44,7 @@ async def test_a_folder_of_the_version_before_opens_with_open_books(
 ) -> None:
     await embedded.made("a", JSON, body=b"[1]")
     await embedded.close()
-    script = """
-        DROP INDEX leases_waiting;
-        ALTER TABLE streams DROP COLUMN books_closed_at;
-        PRAGMA user_version = 12;
-    """
-    connection = sqlite3.connect(folder / "fencepost.db")
-    connection.executescript(script)
-    connection.close()
+    make_older(folder, version=12)
 
     assert check(folder).findings == [], "a check changes nothing, and an older folder is whole"
     embedded.store = embedded._engine.open()

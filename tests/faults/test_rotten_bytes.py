@@ -18,6 +18,7 @@ from fencepost.store.postgres.check import check as check_database
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.sqlite.check import check as check_folder
 from tests.engines import POSTGRES, SQLITE, emptied, server_at
+from tests.old_folders import make_older
 
 GOOD, BAD, BATCH, STAGED = b'"all is well"', b'"this will rot"', b"[11111,22222]", b'"staged"'
 ROW = (7, 3, 0, 5, 2, 1, 5, 99, "p", 1, 4, 6, b"d" * 16, None, None, b"hello")
@@ -154,9 +155,7 @@ def test_a_folder_of_the_version_before_is_brought_up_to_date(tmp_path: Path) ->
     with server_at(tmp_path) as server:
         fill(server.url)
     place = Place(SQLITE, tmp_path)
-    for table in ("log", "chunks"):
-        place.run(f"ALTER TABLE {table} DROP COLUMN checksum")
-    place.run("PRAGMA user_version = 14")
+    make_older(tmp_path, version=14)
     assert codes(place.check()) == [], "a check changes nothing, and an older folder is whole"
 
     with server_at(tmp_path) as server, httpx.Client(base_url=server.url) as client:

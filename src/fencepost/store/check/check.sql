@@ -93,8 +93,12 @@ SELECT first, last, state FROM large_commits ORDER BY first
 
 -- name: groups
 SELECT id, name, settings, start_position, watermark, created_ms, owner, targets_count, parked_count,
-       lanes, token_floor, state
+       lanes, 0, state
 FROM groups ORDER BY id
+
+-- name: group_floors
+-- Where the numbers of new rows of each group begin: a column that older groups do not have.
+SELECT id, name, token_floor FROM groups WHERE state = 0 ORDER BY id
 
 -- name: leases
 -- Every target, with how many of its parked events are being replayed.

@@ -3,9 +3,10 @@
 A pass reads its tables once and in order, and reports every broken invariant that it sees. A check
 writes and repairs nothing: a finding says what is wrong and where, and the way back is a backup.
 
-Each store brings the queries, under the same names and with the same columns. A table that an older
-database does not have, or that a store does without, is passed over. Memory is bounded by the
-number of streams, not by their messages: what has to be sorted is sorted by the database.
+Each store brings the queries, under the same names and with the same columns. A table or a column
+that an older database does not have, or that a store does without, is passed over. Memory is
+bounded by the number of streams, not by their messages: what has to be sorted is sorted by the
+database.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ class Checker:
         self._load_streams()
         [(total,)] = self._rows("log_count")
         walk = RowCheck(self._report, self._streams, self._purged, self._progress)
-        has_checksums = ("checksum",) in list(self._rows("columns_of_log"))
+        has_checksums = self._has_column("log", "checksum")
         walk.run(self._rows("log_with_checksums" if has_checksums else "log"), total)
         if has_checksums:
             self._check_waiting_chunks()
         groups = GroupCheck(self._report, self._rows, self._counters[0], self._counters[2])
         if "groups" in self._tables:
             groups.run()
+            if self._has_column("groups", "token_floor"):
+                groups.floors()
         meshes = MeshCheck(self._report, self._rows, self._streams, self._counters)
         if "meshes" in self._tables:
             meshes.run()
@@ -83,6 +86,10 @@ class Checker:
         self._check_commits()
         self._check_usage()
 
+    def _has_column(self, table: str, column: str) -> bool:
+        """Whether this database has a column that came later than its table."""
+        return (column,) in list(self._rows("columns_of", table))
+
     # Streams
 
     def _load_streams(self) -> None:
@@ -95,7 +102,7 @@ class Checker:
                     self._report.add("path_taken_twice", stream.name, "another stream has it too")
                 paths.add(stream.path)
         self._report.counts["streams"] = len(self._streams)
-        if ("books_closed_at",) in list(self._rows("columns_of_streams")):
+        if self._has_column("streams", "books_closed_at"):
             self._load_books()
 
     def _load_books(self) -> None:

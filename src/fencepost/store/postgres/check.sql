@@ -4,13 +4,9 @@
 -- name: tables
 SELECT tablename FROM pg_tables WHERE schemaname = ANY (current_schemas(false))
 
--- name: columns_of_log
+-- name: columns_of
 SELECT column_name::text FROM information_schema.columns
-WHERE table_name = 'log' AND table_schema = ANY (current_schemas(false))
-
--- name: columns_of_streams
-SELECT column_name::text FROM information_schema.columns
-WHERE table_name = 'streams' AND table_schema = ANY (current_schemas(false))
+WHERE table_name = $1::text AND table_schema = ANY (current_schemas(false))
 
 -- name: rows_in_runs
 -- Rows of a stream in some runs of positions, each its first and the one after its last.

@@ -3,11 +3,8 @@
 -- name: tables
 SELECT name FROM sqlite_schema WHERE type = 'table'
 
--- name: columns_of_log
-SELECT name FROM pragma_table_info('log')
-
--- name: columns_of_streams
-SELECT name FROM pragma_table_info('streams')
+-- name: columns_of
+SELECT name FROM pragma_table_info(?1)
 
 -- name: rows_in_runs
 -- Rows of a stream in some runs of positions, each its first and the one after its last.
