@@ -104,6 +104,18 @@ def test_the_first_screen_of_the_guide(terminal: Terminal, tmp_path: Path) -> No
     assert "is sent in its place" in printed
 
 
+def test_a_list_of_several_statuses_is_in_one_order(terminal: Terminal, tmp_path: Path) -> None:
+    """A hundred rows that wait must not hide one that failed before them."""
+    with OutboxProcess(tmp_path / "outbox", "http://127.0.0.1:9", ["shop"]) as outbox:
+        first, *_ = [outbox.send(f"m-{number}").json()["id"] for number in range(3)]
+        terminal.run("outbox", "drop", first)
+
+        both = ("outbox", "list", "--pending", "--aborted")
+        shown = [row["client_message_id"] for row in terminal.lines(*both, "--limit", "2")]
+
+    assert shown == ["m-0", "m-1"]
+
+
 def test_a_send_goes_through_the_outbox_if_one_answers_and_says_so(
     terminal: Terminal, outbox: OutboxProcess
 ) -> None:

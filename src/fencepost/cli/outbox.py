@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from heapq import merge
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -199,10 +200,8 @@ def list_(
     asked = zip(STATUSES, (pending, inflight, done, failed, aborted), strict=True)
     chosen = [status for status, is_asked in asked if is_asked] or OPEN_OR_DEAD
     with asking(socket, as_json=as_json) as outbox:
-        found = (
-            row for status in chosen for row in outbox.rows(status=status, mesh=mesh, after=after)
-        )
-        rows = sorted(islice(found, limit), key=lambda row: row.id)
+        found = (outbox.rows(status=status, mesh=mesh, after=after) for status in chosen)
+        rows = list(islice(merge(*found, key=lambda row: row.id), limit))
         if as_json:
             show_lines(rows)
             return
