@@ -27,7 +27,7 @@ from fencepost.store.group_contract import GroupRequest
 from fencepost.store.mesh_contract import SendRequest
 from fencepost.store.postgres.books import TurnBooksRows
 from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
-from fencepost.store.postgres.groups import TurnGroupRows
+from fencepost.store.postgres.groups import Plan, TurnGroupRows
 from fencepost.store.postgres.requests import Needs
 from fencepost.store.sql import Connection, Row
 from fencepost.store.write.books import BooksRows
@@ -302,16 +302,33 @@ class Cache:
         self._streams_max = streams_max
         self._asks = 0  # turns that still begin with asking for the changes of other nodes
         self._changes: Changes | None = None
+        self._ahead: tuple[Plan, list[list[Row]]] | None = None
+        """Rows of groups that were loaded when the turn began."""
         self.last_turn = -1
         """The turn up to which the ledger is correct; -1 when it is to be dropped."""
 
-    async def begin(self, connection: WritingConnection) -> Row:
-        """Wait for the turn; the counters."""
-        self._changes = None
-        if self._asks == 0 or self.last_turn == -1:
+    async def begin(
+        self,
+        connection: WritingConnection,
+        requests: Sequence[GroupRequest] = (),
+        leases: Collection[LeaseRef] = (),
+    ) -> Row:
+        """Wait for the turn; the counters. Rows for requests that wait for it come along."""
+        self._changes = self._ahead = None
+        asks = self._asks > 0 and self.last_turn != -1
+        queries = changes_after(self._seen()) if asks else []
+        plan = None
+        if requests or leases:
+            plan = self._loader.turn_groups.plan(requests, leases)
+            queries += plan.queries()
+        if not queries:
             return await connection.begin()
-        counters, found = await connection.begin_and_fetch(changes_after(self._seen()))
-        self._changes = Changes(*found)
+        counters, found = await connection.begin_and_fetch(queries)
+        if asks:
+            count = len(Changes._fields)
+            self._changes, found = Changes(*found[:count]), found[count:]
+        if plan is not None:
+            self._ahead = plan, found
         return counters
 
     async def prepare(self, connection: WritingConnection, counters: Row, needs: Needs) -> bool:
@@ -329,10 +346,14 @@ class Cache:
         connection: WritingConnection,
         requests: Sequence[GroupRequest],
         leases: Collection[LeaseRef],
-        now_ms: int,
     ) -> None:
-        """Load the rows of groups that some requests name or may claim, and those of leases."""
-        await self._loader.turn_groups.load(connection, requests, leases, now_ms)
+        """Have the rows of groups that some requests name or may claim, and those of leases."""
+        groups = self._loader.turn_groups
+        plan = groups.plan(requests, leases)
+        if self._ahead is not None and self._ahead[0].covers(plan):
+            groups.take(*self._ahead)
+        else:
+            await groups.load(connection, plan)
 
     async def load_sends(
         self, connection: WritingConnection, requests: Sequence[SendRequest]

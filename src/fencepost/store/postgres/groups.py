@@ -1,5 +1,8 @@
 """Groups in a turn: the rows that its requests name or may claim are loaded in one round trip.
 
+For the requests that wait when the turn begins, it is the round trip in which the turn is waited
+for. Only if more came meanwhile, the rows of all of them are loaded in one of their own.
+
 Rows of groups are loaded for each turn anew, because any node may have changed them, and forgotten
 after it, because there may be very many. A node remembers only the number and the lanes of a group
 that it met, so that it can ask for candidates together with the group itself. If that memory is
@@ -8,8 +11,8 @@ out of date, the rows that were loaded are of no use, and what is needed is aske
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import LeaseRef, Slots, Target, share_slots
@@ -22,7 +25,7 @@ from fencepost.store.group_contract import (
     ParkEvents,
     RenewLeases,
 )
-from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
 from fencepost.store.sql import Connection, Row
 from fencepost.store.write.groups import GroupRows, group_from_row, target_from_row
 
@@ -51,6 +54,51 @@ class Wanted:
         self.leading += slots.leading
         self.total += sum(slots)
 
+    def covers(self, other: Wanted) -> bool:
+        """Whether these are as many as the others."""
+        return (
+            self.fair >= other.fair and self.leading >= other.leading and self.total >= other.total
+        )
+
+
+class Plan(NamedTuple):
+    """What is to be loaded for some requests about groups."""
+
+    names: Sequence[str]
+    places: Sequence[tuple[int, str]]
+    """Targets, each by its group."""
+    wanted: Mapping[tuple[int, str], Wanted]
+    """Candidates of claims, by group and lane."""
+    operated: frozenset[str]
+    """Groups that an operator changes: each of their claims asks for itself."""
+
+    def queries(self) -> list[Query]:
+        """What to ask, in the order in which `TurnGroupRows.take` takes the rows."""
+        queries: list[Query] = [("find_groups", (self.names,))]
+        if self.places:
+            columns = [list(column) for column in zip(*self.places, strict=True)]
+            queries.append(("find_leases", columns))
+        for place, count in self.wanted.items():
+            queries += [
+                ("claim_urgent", (*place, count.total)),
+                ("claim_oldest", (*place, count.fair)),
+                ("claim_newest", (*place, count.leading)),
+                ("first_due", (*place, count.total + 1)),
+            ]
+        return queries
+
+    def covers(self, other: Plan) -> bool:
+        """Whether nothing is missing of what the other one loads."""
+        return (
+            self.operated == other.operated
+            and set(self.names).issuperset(other.names)
+            and set(self.places).issuperset(other.places)
+            and all(
+                place in self.wanted and self.wanted[place].covers(count)
+                for place, count in other.wanted.items()
+            )
+        )
+
 
 class TurnGroupRows(GroupRows):
     """Rows that a turn has loaded; others are looked for one by one."""
@@ -62,40 +110,33 @@ class TurnGroupRows(GroupRows):
         """The groups that requests of this turn name; empty when nothing was loaded for it."""
         self._loaded: dict[tuple[int, str], Target | None] = {}
         self._candidates: dict[tuple[int, str], list[Target]] = {}
-        self._due: dict[tuple[int, str], list[Row]] = {}
+        self._due: dict[tuple[int, str], tuple[list[Target], bool]] = {}
+        """The first rows with an end, and whether these are all."""
 
-    async def load(
-        self,
-        connection: WritingConnection,
-        requests: Sequence[GroupRequest],
-        leases: Collection[LeaseRef],
-        now_ms: int,
-    ) -> None:
-        """Have the rows at hand that some requests are about, and those that appends rest on."""
+    def plan(self, requests: Sequence[GroupRequest], leases: Collection[LeaseRef]) -> Plan:
+        """What some requests are about, and what appends rest on."""
         names = sorted({*(r.group for r in requests), *(ref.group for ref in leases)})
         named = {(ref.group_id, ref.target) for ref in leases}
+        # An operator may change more rows than can be guessed: then each claim asks for itself.
+        operated = frozenset(r.group for r in requests if isinstance(r, Operate | ParkEvents))
         places = sorted(named.union(self._places(requests)))
-        wanted = self._wanted(requests)
-        queries: list[tuple[str, Sequence[Any]]] = [("find_groups", (names,))]
-        if places:
-            queries.append(("find_leases", [list(column) for column in zip(*places, strict=True)]))
-        for (group_id, lane), count in wanted.items():
-            place = (group_id, lane)
-            queries += [
-                ("claim_urgent", (*place, count.total)),
-                ("claim_oldest", (*place, count.fair)),
-                ("claim_newest", (*place, count.leading)),
-                ("claim_due", (*place, now_ms, count.total)),
-                ("next_due", (*place, now_ms, count.total + 1)),
-            ]
-        found = iter(await connection.fetch_all(queries))
-        self._take_groups(names, next(found))
-        if places:
-            self._take_targets(places, next(found))
-        for place in wanted:
-            rows = {row[0]: target_from_row(row) for _ in range(4) for row in next(found)}
-            self._candidates[place] = list(rows.values())
-            self._due[place] = next(found)
+        return Plan(names, places, self._wanted(requests, operated), operated)
+
+    async def load(self, connection: WritingConnection, plan: Plan) -> None:
+        """Have the rows of a plan at hand."""
+        self.take(plan, await connection.fetch_all(plan.queries()))
+
+    def take(self, plan: Plan, rows: Iterable[list[Row]]) -> None:
+        """Have what was loaded at hand."""
+        found = iter(rows)
+        self._take_groups(plan.names, next(found))
+        if plan.places:
+            self._take_targets(plan.places, next(found))
+        for place, count in plan.wanted.items():
+            ready = {row[0]: target_from_row(row) for _ in range(3) for row in next(found)}
+            due = [target_from_row(row) for row in next(found)]
+            self._candidates[place] = [*ready.values(), *due]
+            self._due[place] = due, len(due) <= count.total
 
     def _take_groups(self, names: Sequence[str], rows: Sequence[Row]) -> None:
         self.loaded_groups = dict.fromkeys(names)
@@ -129,11 +170,11 @@ class TurnGroupRows(GroupRows):
                 case _:
                     pass
 
-    def _wanted(self, requests: Sequence[GroupRequest]) -> dict[tuple[int, str], Wanted]:
+    def _wanted(
+        self, requests: Sequence[GroupRequest], operated: frozenset[str]
+    ) -> dict[tuple[int, str], Wanted]:
         """The candidates that the claims among some requests may take."""
         wanted: dict[tuple[int, str], Wanted] = {}
-        # An operator may change more rows than can be guessed: then each claim asks for itself.
-        operated = {r.group for r in requests if isinstance(r, Operate | ParkEvents)}
         for request in requests:
             asked = request.claim if isinstance(request, AckLeases) else request
             if not isinstance(asked, ClaimTargets) or asked.may_read is not None:
@@ -179,7 +220,8 @@ class TurnGroupRows(GroupRows):
         return super().in_order(group_id, lane, slots, now_ms, changed)
 
     def due_in_order(self, group_id: int, lane: str, now_ms: int, rows_max: int) -> Sequence[Row]:
-        loaded = self._due.get((group_id, lane))
-        if loaded is not None:
-            return loaded
+        due, is_all = self._due.get((group_id, lane), ([], False))
+        later = [(row.due_ms, row.target) for row in due if row.due_ms > now_ms]
+        if later or is_all:
+            return later
         return super().due_in_order(group_id, lane, now_ms, rows_max)

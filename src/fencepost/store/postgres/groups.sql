@@ -50,6 +50,12 @@ ORDER BY due_ms LIMIT $4
 SELECT due_ms, target FROM leases WHERE group_id = $1 AND lane = $2 AND state = 2 AND due_ms > $3
 ORDER BY due_ms LIMIT $4
 
+-- name: first_due
+-- Targets whose lease or wait has an end, whether it has passed or not.
+SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,
+       retry, lost, blocked, error, failed, deferred_until_ms, replaying, updated_ms
+FROM leases WHERE group_id = $1 AND lane = $2 AND state = 2 ORDER BY due_ms LIMIT $3
+
 -- name: leases_after
 -- A page of targets, by their names.
 SELECT target, source, lane, priority, at_position, work_to, waits_from, token, worker, lease_until_ms,

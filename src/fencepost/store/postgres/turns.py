@@ -21,7 +21,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
@@ -168,7 +168,7 @@ class Turns:
         own = self._queue[0].connection if self._queue else None
         try:
             connection = own or await self._connected()
-            counters = await (self._cache.begin(connection) if own is None else own.begin())
+            counters = await (self._begin(connection) if own is None else own.begin())
         except psycopg.Error as error:
             await self._away(self._drained() if own is None else self._cut(own), error)
             return
@@ -185,6 +185,17 @@ class Turns:
             await self._undecided(batch, error)
             return
         await self._write(connection, counters, group, outcomes, batch)
+
+    async def _begin(self, connection: WritingConnection) -> Row:
+        """Wait for the turn, and have rows of groups come along for the requests that wait now."""
+        waiting = islice(self._queue, self._settings.turn_requests_max)
+        about = [
+            (r.about_group, r.needs.leases) for r in waiting if r.about_group or r.needs.leases
+        ]
+        groups = [request for request, _ in about if request is not None]
+        return await self._cache.begin(
+            connection, groups, {ref for _, refs in about for ref in refs}
+        )
 
     async def _connected(self) -> WritingConnection:
         if self._connection is None:
@@ -244,8 +255,7 @@ class Turns:
         self.counted.dropped += await self._cache.prepare(connection, counters, needs)
         groups = [r.about_group for r in batch if r.about_group is not None]
         if groups or needs.leases:
-            now_ms = self._decider.tick()
-            await self._cache.load_groups(connection, groups, needs.leases, now_ms)
+            await self._cache.load_groups(connection, groups, needs.leases)
         sends = [r.about_send for r in batch if r.about_send is not None]
         if sends:
             await self._cache.load_sends(connection, sends)

@@ -388,7 +388,7 @@ class WritingConnection:
 
     async def begin_and_fetch(self, queries: Iterable[Query]) -> tuple[Row, list[list[Row]]]:
         """The same, and in the same round trip the rows of some queries, asked in the turn."""
-        sent = [*_BEGIN, *[packed(statement(name).text, values) for name, values in queries]]
+        sent = [*_BEGIN, *_asked(queries)]
         _, taken, *found = await self._pipeline.exchange(sent)
         rows = self._pipeline.rows
         [counters] = rows(taken)
@@ -396,9 +396,8 @@ class WritingConnection:
 
     async def fetch_all(self, queries: Iterable[Query]) -> list[list[Row]]:
         """The rows of some queries, in one round trip."""
-        found = [(statement(name), values) for name, values in queries]
-        sent = [packed(query.text, query.values(values)) for query, values in found]
-        return [self._pipeline.rows(result) for result in await self._pipeline.exchange(sent)]
+        results = await self._pipeline.exchange(_asked(queries))
+        return [self._pipeline.rows(result) for result in results]
 
     async def rollback(self) -> None:
         """Undo the turn."""
@@ -449,6 +448,11 @@ class WritingConnection:
     async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
         """Wait for a notification, for so long at most: those that came since the last call."""
         return await self._pipeline.wait_for_notification(timeout_s)
+
+
+def _asked(queries: Iterable[Query]) -> list[Parcel]:
+    found = [(statement(name), values) for name, values in queries]
+    return [packed(query.text, query.values(values)) for query, values in found]
 
 
 def _parcels(name: str, rows: Sequence[Row]) -> list[Parcel]:
