@@ -456,6 +456,38 @@ async def test_a_changed_resolver_leaves_each_event_to_one_of_many_targets(
         assert (await shop.group.stats())["blocked"] == 0
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="a new target with older work handles what it meets, even if the old one has (ADR 0024)",
+)
+async def test_a_changed_resolver_handles_nothing_again_while_older_work_waits(
+    opening: Opening,
+) -> None:
+    name = fresh("shop")
+
+    def version(resolver: Callable[[int], str], *, fails: bool) -> App:
+        app = App(name, entities=[Order], settings=here())
+
+        @app.reaction(Placed, to=lambda event: resolver(event.data.quantity))
+        def note(event: Recorded[Placed], context: Context) -> None:
+            if fails and context.target == "even":
+                raise NonRetryableError("not yet")
+            context.append(f"{name}-notes", Reserved(order="", quantity=event.data.quantity))
+
+        return app
+
+    async with opening(version(lambda n: ("even", "odd")[n % 2], fails=True)) as shop:
+        for quantity in range(3):
+            await shop.do(Order.place, fresh("o"), sku=fresh("tea"), quantity=quantity)
+        await shop.settle()
+    async with opening(version(lambda _: "even", fails=False)) as shop:
+        await shop.group.unblock(filter={})
+        await shop.settle()
+
+        noted = await listed(shop.query(stream=f"{name}-notes"))
+        assert sorted(event.data["quantity"] for event in noted) == [0, 1, 2]
+
+
 async def _correlate(shop: Any) -> None:
     """Correlate as a worker does, and handle nothing."""
     from fencepost.events.reactions import Correlating, make_group
