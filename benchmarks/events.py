@@ -45,6 +45,7 @@ from tests.serving import ServerProcess
 CONNECTIONS = 16
 WIRE_ROUNDS = 5
 ACT_ROUNDS = 3
+PARTS = ("wire", "commits", "do", "reactions", "rebuild")
 PEERS = ("eventsourcing[postgres]==9.5.3", "procrastinate==3.10.0", "psycopg[binary,pool]")
 EVENTSOURCING = """
 import os, sys, time
@@ -328,40 +329,48 @@ def main() -> int:
     parser.add_argument("--reactions", type=int, default=300)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
+    parts = set(options.only)
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory() as peers,
         PostgresServer() as postgres,
     ):
-        if not options.no_peer:
+        if not options.no_peer and parts & {"do", "reactions"}:
             install = [sys.executable, "-m", "pip", "install", "-q", "--target", peers, *PEERS]
             subprocess.run(install, check=True)
-        print(machine.facts(Path(folder)))
+        print(machine.facts(Path(folder)), flush=True)
         with ServerProcess(store=postgres.new_database()) as server:
-            wire(server, options.seconds)
-            asyncio.run(commits(server.url, options.commits))
-            if options.no_peer:
-                acts(server, options.acts)
-            else:
-                acts_beside(server, peers, postgres, options.acts)
-            asyncio.run(reactions(server.url, options.reactions))
-            if not options.no_peer:
+            on_one(server, options)
+            if "do" in parts:
+                acts_beside(server, "" if options.no_peer else peers, postgres, options.acts)
+            if "reactions" in parts and not options.no_peer:
                 found = peer(peers, PROCRASTINATE, postgres.new_database(), str(options.reactions))
                 print(
                     f"procrastinate, deferred to done: p50 {found[0]:.1f} ms, p99 {found[1]:.1f} ms"
                 )
-            rebuild(server.url, postgres.new_database(), options.events, Path(folder))
+            if "rebuild" in parts:
+                rebuild(server.url, postgres.new_database(), options.events, Path(folder))
         with ServerProcess(Path(folder) / "data") as server:
             print("on SQLite:")
-            wire(server, options.seconds)
-            asyncio.run(commits(server.url, options.commits))
-            acts(server, options.acts)
-            asyncio.run(reactions(server.url, options.reactions))
+            on_one(server, options)
+            if "do" in parts:
+                acts(server, options.acts)
         print(
             f"processor of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_utime:.0f} s"
         )
     return 0
+
+
+def on_one(server: ServerProcess, options: argparse.Namespace) -> None:
+    """What is measured on either store without a peer."""
+    if "wire" in options.only:
+        wire(server, options.seconds)
+    if "commits" in options.only:
+        asyncio.run(commits(server.url, options.commits))
+    if "reactions" in options.only:
+        asyncio.run(reactions(server.url, options.reactions))
 
 
 def acts_beside(server: ServerProcess, peers: str, postgres: PostgresServer, count: int) -> None:
@@ -375,6 +384,9 @@ def acts_beside(server: ServerProcess, peers: str, postgres: PostgresServer, cou
         "POSTGRES_USER": str(at["user"]),
         "POSTGRES_PASSWORD": str(at.get("password", "x")),
     }
+    if not peers:
+        acts(server, count)
+        return
     ways = {"": database, ", with a cache": {**database, "AGGREGATE_CACHE_MAXSIZE": "1000"}}
     ratios: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(ACT_ROUNDS):
