@@ -1,4 +1,4 @@
-"""A connection on which answers get lost when a test says so."""
+"""A connection on which requests or answers get lost when a test says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.serving import ServerProcess
 class Cutting:
     """Carries requests to a server; while `answers_lost`, an answer is dropped with its connection.
 
-    The request has arrived then and was answered: what is lost is only that the client knows.
+    The request has arrived then and was answered: what is lost is only that the client knows. While
+    `requests_lost`, a request is dropped with its connection before it arrives.
     """
 
     def __init__(self, server: ServerProcess) -> None:
@@ -23,6 +24,7 @@ class Cutting:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._accept)
         self.answers_lost = 0
+        self.requests_lost = 0
         self.requests = 0
 
     @property
@@ -64,6 +66,9 @@ class Cutting:
                     if not data:
                         return
                     if ready is connection:
+                        if self.requests_lost and not asked:
+                            self.requests_lost -= 1
+                            return
                         self.requests += not asked
                         asked = True
                         upstream.sendall(data)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from fencepost.coordination import (
 )
 from fencepost.coordination.rules.ids import row_id
 from fencepost.coordination.rules.resources import Resolution
+from fencepost.protocol.streams import RECENT_BATCHES
 from tests.integration.coordination_support import Cutting
 from tests.serving import ServerProcess
 
@@ -332,6 +334,71 @@ def test_an_update_whose_answer_was_lost_can_be_settled(
     row = theirs.get("visits")
     assert row is not None
     assert row.value == Counter(3)
+
+
+def _overtake(
+    stream: Stream, theirs: Resources[Counter], *, by: Literal["updates", "override"]
+) -> None:
+    """Move the row on until the server cannot compare an old number with what was stored."""
+    if by == "override":
+        Overrides(stream, "root").correct("counter", "visits", {"count": 100}, reason="recounted")
+    else:
+        for _time in range(RECENT_BATCHES + 3):
+            theirs.update("visits", more)
+
+
+@pytest.mark.parametrize("by", ["updates", "override"])
+@pytest.mark.parametrize("arrived", [True, False])
+def test_an_update_that_others_have_overtaken_is_counted_once(
+    server_process: ServerProcess,
+    stream: Stream,
+    theirs: Resources[Counter],
+    by: Literal["updates", "override"],
+    arrived: bool,
+) -> None:
+    """Its answer was lost, and it is sent again when the server has forgotten what it stored."""
+    with (
+        Cutting(server_process) as cutting,
+        fencepost.connect(cutting.url, retries=fencepost.NO_RETRIES) as near,
+    ):
+        ours = Resources(near.stream(stream.path), "counter", Counter)
+        ours.update("visits", more)
+        if arrived:
+            cutting.answers_lost = 1
+        else:
+            cutting.requests_lost = 1
+        with pytest.raises((fencepost.OutcomeUnknownError, fencepost.ConnectionFailedError)):
+            ours.update("visits", more)
+        _overtake(stream, theirs, by=by)
+
+        assert ours.settle("visits") is arrived
+        count = 100 if by == "override" else 1 + arrived + RECENT_BATCHES + 3
+        assert ours.update("visits", more).value == Counter(count + 1)
+
+
+def test_an_update_that_was_overtaken_and_that_the_log_forgot_stays_unknown(tmp_path: Path) -> None:
+    forgets = {"FENCEPOST_STORE_LOG_RETENTION_MS": "1", "FENCEPOST_STORE_SWEEP_INTERVAL_MS": "20"}
+    with (
+        ServerProcess(tmp_path / "data", environment=forgets) as server,
+        Cutting(server) as cutting,
+        fencepost.connect(server.url) as client,
+        fencepost.connect(cutting.url, retries=fencepost.NO_RETRIES) as near,
+    ):
+        stream = client.create("forgotten")
+        ours = Resources(near.stream(stream.path), "counter", Counter)
+        ours.update("visits", more)
+        cutting.answers_lost = 1
+        with pytest.raises(fencepost.OutcomeUnknownError):
+            ours.update("visits", more)
+        theirs = Resources(stream, "counter", Counter)
+        _overtake(stream, theirs, by="updates")
+        stream.truncate(before="now")
+        while any(entry.producer for entry in client.log(streams=["forgotten"], skip_pruned=True)):
+            continue  # the log forgets within its next round of upkeep
+        theirs.update("visits", more)
+
+        with pytest.raises(fencepost.OutcomeUnknownError, match="number 1"):
+            ours.settle("visits")
 
 
 def test_many_threads_lose_no_increment(client: Client, stream: Stream) -> None:

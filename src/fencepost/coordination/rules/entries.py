@@ -21,6 +21,7 @@ from fencepost.client import operations, state
 from fencepost.client.effects import Operation
 from fencepost.client.errors import (
     ClaimCompletedError,
+    OutcomeUnknownError,
     ProducerMovedError,
     ProtocolError,
     SequenceGapError,
@@ -119,6 +120,11 @@ class Entries:
         other._after, other.loaded = self._after, self.loaded
         other._known, other._skipped = dict(self._known), dict(self._skipped)
         return other
+
+    @property
+    def after(self) -> int:
+        """The position up to which the log was read."""
+        return self._after
 
     def get(self, key: str) -> Entry | None:
         return self._known.get(key)
@@ -250,6 +256,8 @@ class Move(msgspec.Struct, frozen=True):
     producer: Producing
     body: bytes
     change: state.Change
+    after: int = -1
+    """The log was read up to this position before the move was made, so it can only come later."""
 
     @property
     def entry(self) -> Entry:
@@ -264,6 +272,8 @@ def new_move(
     type: str,
     key: str,
     value: dict[str, Any],
+    *,
+    after: int = -1,
 ) -> Move:
     """A message with its epoch, its version and a nonce in it.
 
@@ -282,7 +292,7 @@ def new_move(
     # The builder checks what it builds; this path is hot, and everything in it is ours.
     assert type
     assert key
-    return Move(producer, b"[%b]" % _ENCODER.encode(change), change)
+    return Move(producer, b"[%b]" % _ENCODER.encode(change), change, after)
 
 
 Verdict = Literal["mine", "taken", "lost"]
@@ -297,25 +307,67 @@ def make(
     producer_if: tuple[int, int] | None = None,
     claim_end: Literal["released", "completed"] | None = None,
     reason: str | None = None,
+    outlasts: bool = False,
 ) -> Operation[bool]:
-    """Whether `move` is the accepted one under its number: now, or by an earlier transmission."""
+    """Whether `move` is the accepted one under its number: now, or by an earlier transmission.
+
+    One that `outlasts` its epoch was accepted even if the entity has a newer epoch since.
+    """
     condition = Condition(
         producer=move.producer, producer_if=producer_if, claim_end=claim_end, reason=reason
     )
-    return (yield from attempt(settings, path, move, condition)) == "mine"
+    verdict = yield from attempt(settings, path, move, condition, outlasts=outlasts)
+    return verdict == "mine"
 
 
 def attempt(
-    settings: ClientSettings, path: str, move: Move, condition: Condition
+    settings: ClientSettings, path: str, move: Move, condition: Condition, *, outlasts: bool = False
 ) -> Operation[Verdict]:
-    """Send a move, and say what became of it."""
+    """Send a move, and say what became of it.
+
+    An answer may be lost, and its request be repeated when the entity has moved on. The server
+    compares it with the newest messages of an id; what became of an older one stands in the log.
+    """
     try:
         done = yield from operations.append(settings, path, move.body, JSON, condition)
+    except StaleEpochError:
+        stored = outlasts and (yield from _find(settings, path, move))
+        return "mine" if stored else "lost"
     except LOST:
         return "lost"
     if not done.duplicate or done.matches is True:
         return "mine"
+    if done.matches is None:
+        stored = yield from _find(settings, path, move)
+        if stored is None:
+            at = f"{move.producer.id}, epoch {move.producer.epoch}, number {move.producer.seq}"
+            raise OutcomeUnknownError(
+                f"the server no longer knows what was stored as {at}, and the log has lost it"
+            )
+        if stored:
+            return "mine"
     return "taken" if (done.epoch, done.seq) == (move.producer.epoch, move.producer.seq) else "lost"
+
+
+def _find(settings: ClientSettings, path: str, move: Move) -> Operation[bool | None]:
+    """Whether the log has `move` under its number; None if it has no message under that number."""
+    query = [("stream", path), ("pruned", "skip")]
+    reader = LogReader(settings, query, after=move.after, until=None, live=False)
+    sought = move.producer
+    while (page := (yield from reader.next())) is not None:
+        for found in page.entries:
+            sent = found.producer
+            if sent is None or (sent.id, sent.epoch, sent.seq) != (
+                sought.id,
+                sought.epoch,
+                sought.seq,
+            ):
+                continue
+            change = state.parse(found.data) if isinstance(found.data, dict) else None
+            return isinstance(change, state.Change) and (
+                change.headers.txid == move.change.headers.txid
+            )
+    return None
 
 
 def server_now_ms(settings: ClientSettings) -> Operation[int]:

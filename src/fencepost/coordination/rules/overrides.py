@@ -97,7 +97,10 @@ class Overriding:
         for _race in range(RACES_MAX):
             seen = rows.place(key)
             move = rows.override(key, _plain(value(rows)), by=self._by, reason=reason)
-            if (yield from make(self._settings, self._path, move, producer_if=seen, reason=reason)):
+            stored = yield from make(
+                self._settings, self._path, move, producer_if=seen, reason=reason, outlasts=True
+            )
+            if stored:
                 rows.put(move)
                 row = rows.get(key)
                 assert row is not None

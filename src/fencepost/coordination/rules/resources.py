@@ -355,7 +355,8 @@ class Resourcing(Generic[T]):
         operation: Literal["insert", "update", "delete"] = "insert" if gone else "update"
         if value is None:
             operation = "delete"
-        return new_move(self.settings, producer, operation, self._type, key, fields | more)
+        value, after = fields | more, self._entries.after
+        return new_move(self.settings, producer, operation, self._type, key, value, after=after)
 
     def put(self, move: Move) -> None:
         """A move was stored."""
@@ -363,7 +364,7 @@ class Resourcing(Generic[T]):
 
     def _write(self, key: str, move: Move) -> Operation[bool]:
         try:
-            return (yield from make(self.settings, self.path, move))
+            return (yield from make(self.settings, self.path, move, outlasts=True))
         except BaseException as error:
             refused = isinstance(error, ResponseError) and not error.uncertain
             if not refused:
