@@ -149,15 +149,21 @@ def filled(server_process: ServerProcess, tmp_path_factory: pytest.TempPathFacto
         target.executemany(
             "INSERT INTO log (position, stream, kind, start_bytes, version, count, size, at_ms,"
             " data) VALUES (?, ?, 0, ?, ?, 1, ?, ?, ?)",
-            [
-                (at, stream, at * 10, at // STREAMS, at % 9, at, b"x" * (at % 9))
-                for at in range(ROWS)
-                for stream in [1001 if at in ALONE else 1001 + at % STREAMS]
-            ],
+            rows_of_log(),
         )
         target.execute("UPDATE counters SET next_position = ?", (ROWS,))
     target.close()
     return folder / FILE
+
+
+def rows_of_log() -> Iterator[tuple[Any, ...]]:
+    """A row for each position; those of a stream follow on each other."""
+    ends = dict.fromkeys(range(1001, 1001 + STREAMS), (0, 0))
+    for at in range(ROWS):
+        stream, size = 1001 if at in ALONE else 1001 + at % STREAMS, 1 + at % 9
+        messages, start = ends[stream]
+        ends[stream] = messages + 1, start + size
+        yield at, stream, start, messages, size, at, b"x" * size
 
 
 def ask(selection: Selection, **more: Any) -> PlanQuery:
