@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -51,6 +53,20 @@ def server_process(
 def path(request: pytest.FixtureRequest) -> str:
     """A path for a stream that no other test of the module uses."""
     return request.node.name.replace("[", "-").removesuffix("]")  # type: ignore[no-any-return]
+
+
+@pytest.fixture(name="tmp_path")
+def _tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder with a short path for a test of the outbox: that of a socket has 104 bytes at most.
+
+    pytest's own has the names of the user and of the test in it, and grows when tests run side by
+    side. Other tests get that one, which stays there when they fail.
+    """
+    if "outbox" not in request.node.nodeid:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="fp-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 ON_BOTH_LOOPS = (

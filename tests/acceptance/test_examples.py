@@ -126,8 +126,10 @@ def test_the_shop_ends_its_day_with_everything_done_once(tmp_path: Path) -> None
 
 
 def test_every_example_is_tested() -> None:
-    beside = Path(__file__).parents[1] / "pipeline" / "test_documentation.py"
-    tested = Path(__file__).read_text() + beside.read_text()
+    here = Path(__file__)
+    beside = here.with_name("test_outbox_example.py")
+    on_spark = here.parents[1] / "pipeline" / "test_documentation.py"
+    tested = "".join(file.read_text() for file in (here, beside, on_spark))
 
     untested = [
         file.name for file in EXAMPLES.glob("*.py") if f"examples.{file.stem}:" not in tested

@@ -126,6 +126,6 @@ def test_what_is_no_bundle_is_said(asking: Client) -> None:
     for body in (b"1", b"{}\n1", b"[1]\n"):
         reply = asking.ask("POST", "/v1/staging/bad/p", body, Content_Type=BUNDLE)
         assert (reply.status, reply.json()["code"]) == (400, "bundle_invalid"), reply
-    for query in ("pieces=0", "pieces=513", "pieces=x", "pieces=1&first=-1"):
+    for query in ("pieces=0", "pieces=513", "pieces=x", "pieces=1&first=-1", "first=x"):
         reply = asking.ask("DELETE", f"/v1/staging/bad/p?{query}")
         assert (reply.status, reply.json()["code"]) == (400, "pieces_invalid"), reply

@@ -46,4 +46,4 @@ async def test_a_look_and_a_read_load_the_stream_once(
 
     assert isinstance(chunk, Chunk)
     assert chunk.data == b"hello"
-    assert asked == ["look_stream", "last_start_below", "joined_rows"]
+    assert asked == ["look_stream", "last_start_below", "row_at"]

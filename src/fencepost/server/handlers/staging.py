@@ -120,11 +120,11 @@ class Staging:
         asked = Parameters(request, once=("first", "pieces"), repeatable=())
         most = self._limits.bundle_pieces_max
         pieces = asked.integer("pieces", "pieces_invalid", least=1, most=most, default=None)
+        first = asked.integer("first", "pieces_invalid", least=0, most=INTEGER_MAX, default=0)
         part = self._part(request, raw)
         if pieces is None:
             self._store.unstage(part, lambda outcome: answer(_unstaged(outcome)))
             return
-        first = asked.integer("first", "pieces_invalid", least=0, most=INTEGER_MAX, default=0)
         outcomes: list[UnstageOutcome | Failed | Unknown] = []
 
         def dropped(outcome: UnstageOutcome | Failed | Unknown) -> None:
