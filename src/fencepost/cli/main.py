@@ -11,48 +11,57 @@ from importlib import import_module
 
 import typer
 
-COMMANDS = {
-    "demo": "demo",
-    "serve": "serve",
-    "ls": "streams",
-    "create": "streams",
-    "append": "append",
-    "read": "read",
-    "tail": "read",
-    "head": "streams",
-    "close": "streams",
-    "rm": "streams",
-    "truncate": "streams",
-    "fork": "streams",
-    "producers": "streams",
-    "claims": "streams",
-    "log": "log",
-    "keys": "log",
-    "writers": "writers",
-    "writer-history": "writers",
-    "forget-writer": "writers",
-    "close-books": "events",
-    "send": "meshes",
-    "inbox": "meshes",
-    "bench": "bench",
-    "migrate": "migrate",
-    "check": "data",
-    "backup": "data",
-    "restore": "data",
+PANELS = {
+    "Begin": {
+        "demo": "demo",
+        "serve": "serve",
+    },
+    "Streams": {
+        "ls": "streams",
+        "create": "streams",
+        "append": "append",
+        "read": "read",
+        "tail": "read",
+        "head": "streams",
+        "close": "streams",
+        "rm": "streams",
+        "truncate": "streams",
+        "fork": "streams",
+        "log": "log",
+    },
+    "Who writes, and what the server remembers of it": {
+        "producers": "streams",
+        "claims": "streams",
+        "keys": "log",
+        "writers": "writers",
+        "writer-history": "writers",
+        "forget-writer": "writers",
+    },
+    "Workers and pipelines": {
+        "groups": "groups:app",
+        "subscriptions": "subscriptions:app",
+        "events": "events:app",
+        "close-books": "events",
+        "pipeline": "pipeline:app",
+    },
+    "Messages": {
+        "send": "meshes",
+        "inbox": "meshes",
+        "mesh": "meshes:mesh_app",
+        "messages": "meshes:messages_app",
+        "outbox": "outbox:app",
+    },
+    "Operate a server": {
+        "check": "data",
+        "backup": "data",
+        "restore": "data",
+        "migrate": "migrate",
+        "token": "tokens:app",
+        "bench": "bench",
+    },
 }
-"""Commands in the order of the help, each with the module that has a function of its name."""
-
-GROUPS = {
-    "groups": "groups:app",
-    "subscriptions": "subscriptions:app",
-    "events": "events:app",
-    "mesh": "meshes:mesh_app",
-    "messages": "meshes:messages_app",
-    "outbox": "outbox:app",
-    "token": "tokens:app",
-    "pipeline": "pipeline:app",
-}
-"""Groups of commands, each with the module that has them and their name there."""
+"""The panels of the help with their commands. Behind each command stands the module that has a
+function of its name or, after a colon, the name of a group of commands."""
 
 
 def build(only: str | None = None) -> typer.Typer:
@@ -65,16 +74,20 @@ def build(only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_root)
-    for name, module in COMMANDS.items():
-        if only in (None, name):
-            function = name.replace("-", "_")
-            app.command(name)(getattr(import_module(f"fencepost.cli.{module}"), function))
-    for name, place in GROUPS.items():
-        if only in (None, name):
-            module, _, commands = place.partition(":")
-            found = getattr(import_module(f"fencepost.cli.{module}"), commands)
-            app.add_typer(found, name=name)
+    for panel, commands in PANELS.items():
+        for name, place in commands.items():
+            if only in (None, name):
+                _add(app, name, place, panel)
     return app
+
+
+def _add(app: typer.Typer, name: str, place: str, panel: str) -> None:
+    module, _, group = place.partition(":")
+    found = getattr(import_module(f"fencepost.cli.{module}"), group or name.replace("-", "_"))
+    if group:
+        app.add_typer(found, name=name, rich_help_panel=panel)
+    else:
+        app.command(name, rich_help_panel=panel)(found)
 
 
 def _root(
@@ -91,7 +104,7 @@ def main() -> None:
     """Run the command line."""
     asked = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        app = build(asked if asked in COMMANDS or asked in GROUPS else None)
+        app = build(asked if any(asked in commands for commands in PANELS.values()) else None)
     except KeyboardInterrupt:
         sys.exit(130)
     app()

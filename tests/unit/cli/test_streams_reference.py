@@ -10,12 +10,16 @@ from pathlib import Path
 import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from fencepost.cli.main import COMMANDS, build
+from fencepost.cli.main import PANELS, build
 
 PAGE = Path(__file__).parents[3] / "docs/reference/cli.md"
 MARK = "<!-- commands -->\n"
+ELSEWHERE = ("demo", "serve", "data", "migrate")
 OF_STREAMS = [
-    name for name, module in COMMANDS.items() if module not in ("demo", "serve", "data", "migrate")
+    name
+    for commands in PANELS.values()
+    for name, place in commands.items()
+    if ":" not in place and place not in ELSEWHERE
 ]
 ESCAPED = re.compile(r"[|*<]")
 SHARED = ("--url", "--token", "--json")
