@@ -12,7 +12,7 @@ from fencepost.protocol.leases import Target
 from fencepost.server.groups import working
 from fencepost.server.groups.feed import Feed
 from fencepost.server.groups.working import Working
-from fencepost.store.group_contract import ClaimDone, ClaimTargets
+from fencepost.store.group_contract import ClaimDone, ClaimTargets, DeleteGroup
 from fencepost.store.read import groups as reading
 from fencepost.store.read.groups import SqlGroupReads
 from fencepost.testing.clock import SimClock
@@ -173,3 +173,41 @@ async def test_a_claim_that_has_not_looked_through_the_log_says_so(
     assert (rows_of(first.leases), first.due_ms) == ([], 0)
     assert isinstance(second, ClaimDone)
     assert [row.target for row in rows_of(second.leases)] == ["orders/1"]
+
+
+async def made_again(subject: Subject, group: Group, **changes: Any) -> Group:
+    """The group deleted and made anew behind the back of the server that works for it."""
+    await asked(subject, DeleteGroup(group.name))
+    return await made(subject, group.name, **changes)
+
+
+async def test_a_group_that_another_server_made_again_gets_the_events_of_its_own_sources(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject)
+    crew = Crew(subject, clock, group)
+    await with_events(subject, "orders/1")
+    [row] = await crew.claim("ann", 0)
+    assert await acked(subject, group, row) == "acked"
+    await made_again(subject, group, sources=("invoices/**",), start="now")
+
+    await with_events(subject, "invoices/1", "orders/2")
+    found = await crew.claim("ann", 0)
+
+    assert [row.target for row in found] == ["invoices/1"]
+
+
+async def test_a_group_that_another_server_made_again_is_looked_through_again(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject)
+    crew = Crew(subject, clock, group)
+    await with_events(subject, "orders/1")
+    [row] = await crew.claim("ann", 0)
+    assert await acked(subject, group, row) == "acked"
+    assert await crew.claim("ann", 0) == []
+
+    await made_again(subject, group)
+    found = await crew.claim("ann", 0)
+
+    assert [row.target for row in found] == ["orders/1"]

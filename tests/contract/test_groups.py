@@ -428,3 +428,19 @@ async def test_the_upkeep_removes_the_rows_of_a_deleted_group_and_no_others(
     assert dropped == [4, 0, 0]
     again = await ask(subject, MakeGroup("billing", SETTINGS))
     assert not a(GroupMade, again).fresh
+
+
+async def test_what_an_older_group_of_the_name_looked_for_is_not_taken_for_the_new_one(
+    subject: Subject,
+) -> None:
+    """Its targets are found by its sources: the new group would never see its own events."""
+    older = await made(subject)
+    [position] = await with_events(subject, "orders/1")
+    await ask(subject, DeleteGroup(older.name))
+    newer = await made(subject, sources=("invoices/**",))
+    found = [Correlated("orders/1", "orders/1", position)]
+
+    late = await ask(subject, Correlate(older.name, -1, position, found, older.id))
+
+    assert late == CorrelationMoved(-1)
+    await correlate(subject, newer, until=position)

@@ -56,6 +56,8 @@ class Correlate(NamedTuple):
     after: int
     until: int
     found: Sequence[Correlated]
+    group_id: int | None = None
+    """The incarnation of the group whose settings found the targets; None: any."""
 
 
 class ClaimTargets(NamedTuple):

@@ -60,10 +60,13 @@ class Known:
         self.waiting = Lines()
         self.counted: dict[str, Counted] = {}
         """By lane."""
+        self.group = group
         self.take(group)
 
     def take(self, group: Group) -> None:
         """The group as it is by now."""
+        if group.id != self.group.id:
+            self.looked_at = -1  # Another server made it anew, and it begins elsewhere.
         self.group = group
         self.globs = [Glob(source) for source in group.settings.sources]
 
@@ -150,7 +153,7 @@ class Working:
         if piece is None:
             known.looked_at = news
             return False
-        request = Correlate(group.name, piece.after, piece.until, piece.found)
+        request = Correlate(group.name, piece.after, piece.until, piece.found, group.id)
         self._store.work(request, lambda outcome: self._correlated(known, outcome))
         return True
 
@@ -185,13 +188,14 @@ class Working:
         looks_until = max(ends_at, loop.time() + CATCH_UP_S)
         while self.known.get(request.group) is known:
             place.begin()
+            incarnation = known.group.id
             more = await self.correlate(known)
             outcome = await self.work(request)
             if not isinstance(outcome, ClaimDone) or outcome.leases:
                 return outcome
             place.found_nothing()
             now = loop.time()
-            if more:
+            if more or known.group.id != incarnation:
                 if now >= looks_until or self._stopping:
                     return outcome._replace(due_ms=0)
                 continue

@@ -188,6 +188,9 @@ class GroupDecider:
         group = self._groups.find_group(request.group)
         if group is None:
             return GroupMissing()
+        if request.group_id not in (None, group.id):
+            # The sources of an older group of the name found this: the new one looks for itself.
+            return CorrelationMoved(group.watermark)
         rows: dict[str, Target] = {}
         # A message that lies behind the watermark has no row yet.
         if group.settings.targets != "message" and request.after == group.watermark:
