@@ -24,7 +24,9 @@ async def ask(subject: Subject, request: MeshRequest) -> Outcome:
 
 def a_send(message_id: str = "m-1", **fields: Any) -> Send:
     """A send, with its fields as a client writes them."""
-    body = {"kind": "topic", "ref": "alerts", "body": "hello", "sender": "bob", **fields}
+    body = {"kind": "topic", "ref": "alerts", "sender": "bob", **fields}
+    if "parts" not in body:
+        body.setdefault("body", "hello")
     found = parse_send(
         json.dumps(body).encode(), header_id=message_id, minted_id="minted", principal=None
     )

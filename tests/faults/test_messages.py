@@ -7,6 +7,7 @@ orphan check finds nothing. FENCEPOST_SEED replays what is left to chance.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -51,12 +52,19 @@ def dying_at(store: Path | str, point: str) -> Dying:
 
 
 def send_until_answered(
-    mesh: fencepost.Mesh, message_id: str, sender: str
+    mesh: fencepost.Mesh, message_id: str, sender: str, *, parts: str | None = None
 ) -> fencepost.SendReceipt:
-    """Send as the daemon does: the same send again and again, until there is an answer."""
+    """Send as the daemon does: the same send again and again, until there is an answer.
+
+    `parts` names what was staged as the body.
+    """
     deadline = time.monotonic() + SECONDS_MAX
+    fields = {"kind": "topic", "ref": "alerts", "client_message_id": message_id, "sender": sender}
+    staged = fields | {"parts": [{"txn": parts, "part": "p"}]}
     while True:
         try:
+            if parts is not None:
+                return mesh.send_encoded(json.dumps(staged).encode())
             return mesh.send("topic:alerts", "hello", id=message_id, sender=sender)
         except AWAY:
             assert time.monotonic() < deadline, "the broker did not come back"

@@ -15,9 +15,15 @@ import msgspec
 from fencepost.client.effects import Operation
 from fencepost.client.errors import MeshNotFoundError, NotFoundError
 from fencepost.client.http import Request, target_of
-from fencepost.client.operations import decoded, encode_json, new_key
+from fencepost.client.operations import decoded, encode_json, new_key, stage
 from fencepost.client.retry import Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
+
+INLINE_BYTES_MAX = 1 << 20
+"""A longer body is uploaded before its send (the server's `inline_bytes_max`)."""
+CHUNK_BYTES = 4 << 20
+CHARACTER_BYTES_MAX = 4
+BODY_TYPE = "application/octet-stream"
 
 
 class MeshInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,9 +171,61 @@ def envelope_of(to: str, body: Any, message_id: str, more: Mapping[str, Any]) ->
     return fields
 
 
-def send(settings: ClientSettings, mesh: str, fields: Mapping[str, Any]) -> Operation[SendReceipt]:
-    """Store a message once, however often this is repeated."""
+def send(
+    settings: ClientSettings, mesh: str, to: str, body: Any, message_id: str | None, **more: Any
+) -> Operation[SendReceipt]:
+    """Store a message once, however often this is repeated; a large body is staged first."""
+    fields = envelope(settings, to, body, message_id, more)
+    if len(fields.get("body", "")) * CHARACTER_BYTES_MAX > INLINE_BYTES_MAX:
+        data = body.encode()
+    elif len(fields.get("body_base64", "")) > INLINE_BYTES_MAX:
+        data = bytes(body)
+    else:
+        data = b""
+    if len(data) > INLINE_BYTES_MAX:
+        fields.pop("body", None)
+        fields.pop("body_base64", None)
+        fields["parts"] = [(yield from _stage_body(settings, data))]
     return (yield from send_encoded(settings, mesh, encode_json(fields)))
+
+
+def _stage_body(settings: ClientSettings, data: bytes) -> Operation[dict[str, str]]:
+    """Upload a body, and name the part that it is.
+
+    The name is new for each call: the fingerprint is that of the bytes, so a send that is repeated
+    with another upload of the same body is known as the same.
+    """
+    txn = f"send-{new_key(settings)}"
+    for chunk, at in enumerate(range(0, len(data), CHUNK_BYTES)):
+        piece = data[at : at + CHUNK_BYTES]
+        yield from stage(settings, txn, "body", chunk, piece, BODY_TYPE)
+    return {"txn": txn, "part": "body"}
+
+
+class BodyPlace(msgspec.Struct, frozen=True):
+    """Where the body of an entry lies, if the entry does not hold it."""
+
+    stream: str
+    offset: str
+    bytes: int
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the bytes lie there by themselves, and not in a message."""
+        return self.stream.split("/")[2:3] == ["body"]
+
+
+def place_of(message: Mapping[str, Any]) -> BodyPlace | None:
+    """Where the body of a message or an entry lies; None when it is inside."""
+    place = message.get("body_at")
+    return None if place is None else msgspec.convert(place, BodyPlace)
+
+
+def body_inside(message: Mapping[str, Any]) -> Any:
+    """The body of a message that holds it: text, bytes, or a JSON value."""
+    if "body_base64" in message:
+        return base64.b64decode(message["body_base64"])
+    return message["body"] if "body" in message else message["json"]
 
 
 def send_encoded(settings: ClientSettings, mesh: str, data: bytes) -> Operation[SendReceipt]:

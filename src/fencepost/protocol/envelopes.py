@@ -42,7 +42,8 @@ class Body(NamedTuple):
     """The bytes of a message, in the form in which they were sent.
 
     `sent` is the JSON value of the field `form`, so that readers get it as the sender wrote it. A
-    staged body has parts instead, and its hash is known when they have been read.
+    staged body has parts instead; its size and its hash are known when they have been read, and
+    `chunks` are the digests of what was read.
     """
 
     form: str
@@ -50,6 +51,7 @@ class Body(NamedTuple):
     size: int
     sha256: bytes
     parts: tuple[Part, ...] = ()
+    chunks: tuple[bytes, ...] = ()
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -120,7 +122,15 @@ def parse_send(
     )
 
 
-def with_staged_body(send: Send, *, size: int, body_sha256: bytes) -> Send:
+def in_scope(send: Send, scope: str) -> Send:
+    """The send with the parts that its principal has staged; `scope` begins their names."""
+    parts = tuple(Part(scope + part.txn, part.part) for part in send.body.parts)
+    return msgspec.structs.replace(send, body=send.body._replace(parts=parts))
+
+
+def with_staged_body(
+    send: Send, *, size: int, body_sha256: bytes, chunks: tuple[bytes, ...] = ()
+) -> Send:
     """The send when its staged parts have been read: now it has a fingerprint."""
     meta = canonical_meta(send.meta)
     assert isinstance(meta, bytes), "it was canonical when the send was parsed"
@@ -132,7 +142,7 @@ def with_staged_body(send: Send, *, size: int, body_sha256: bytes) -> Send:
         meta=meta,
         body_sha256=body_sha256,
     )
-    body = send.body._replace(size=size, sha256=body_sha256)
+    body = send.body._replace(size=size, sha256=body_sha256, chunks=chunks)
     return msgspec.structs.replace(send, body=body, fingerprint=found)
 
 
@@ -187,6 +197,8 @@ def _staged(sent: bytes) -> Body | Unsendable:
         return Unsendable("body_invalid", f"parts: {error}")
     if not 1 <= len(parts) <= PARTS_MAX:
         return Unsendable("body_invalid", f"parts names 1 to {PARTS_MAX} staged parts")
+    if any("\0" in part.txn or "\0" in part.part for part in parts):
+        return Unsendable("body_invalid", "the names of a part have no NUL")
     return Body("parts", sent, 0, b"", tuple(Part(part.txn, part.part) for part in parts))
 
 
@@ -207,8 +219,14 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
     body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     body_base64: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    parts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     body_at: dict[str, object] | msgspec.UnsetType = msgspec.UNSET
+
+
+class BodyPlace(NamedTuple):
+    """Where the bytes of a staged body begin: a stream, and an offset in it."""
+
+    path: str
+    offset: Offset
 
 
 class Sealed(NamedTuple):
@@ -220,6 +238,8 @@ class Sealed(NamedTuple):
     offset: Offset
     sent_ms: int
     deduplicated: bool
+    body_at: BodyPlace | None = None
+    """Where a staged body lies."""
 
     def message(self) -> bytes:
         """The JSON of the message itself, body and fingerprint included.
@@ -227,16 +247,27 @@ class Sealed(NamedTuple):
         With the fingerprint in it a lost dedupe row can be written again from the message.
         """
         body = self.send.body
-        bodies = {body.form: msgspec.Raw(body.sent)}
+        bodies = self._staged_at() or {body.form: msgspec.Raw(body.sent)}
         return self._encoded(bodies, fingerprint=self.send.fingerprint.hex())
 
     def delivery(self, inline_bytes_max: int) -> bytes:
         """The JSON of an inbox entry: the body if it is small, else the place where it lies."""
         body = self.send.body
-        if not body.parts and body.size <= inline_bytes_max:
+        staged = self._staged_at()
+        if staged:
+            return self._encoded(staged)
+        if body.size <= inline_bytes_max:
             return self._encoded({body.form: msgspec.Raw(body.sent)})
         place = {"stream": self.path, "offset": str(self.offset), "bytes": body.size}
         return self._encoded({"body_at": place})
+
+    def _staged_at(self) -> dict[str, object]:
+        """Where a staged body lies; nothing for one that came with the send."""
+        if self.body_at is None:
+            return {}
+        path, offset = self.body_at
+        place = {"stream": path, "offset": str(offset), "bytes": self.send.body.size}
+        return {"body_at": place}
 
     def _encoded(self, more: Mapping[str, object], fingerprint: str = "") -> bytes:
         send = self.send

@@ -15,6 +15,8 @@ from fencepost.protocol.strict_json import BadJson, parse
 
 ROOT = "__mesh"
 """The first segment of every stream that belongs to a mesh."""
+BODIES = "body"
+"""The folder of a mesh with the streams of staged bodies, one for each destination."""
 RETENTION_DAYS_MIN = 7
 RETENTION_DAYS_DEFAULT = 365
 RETENTION_DAYS_MAX = 36_500
@@ -197,3 +199,9 @@ def destination_path(mesh: str, kind: Kind, ref: str) -> str:
             return inbox_path(mesh, ref)
         case "queue":
             return queue_path(mesh, ref)
+
+
+def bodies_path(mesh: str, kind: Kind, ref: str) -> str:
+    """The byte stream that holds the staged bodies of the messages of a destination."""
+    root = names_root(mesh)
+    return f"{root}{BODIES}/{destination_path(mesh, kind, ref).removeprefix(root)}"

@@ -18,12 +18,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from fencepost.protocol.envelopes import Sealed, Send
+from fencepost.protocol.commits import PartRefusal
+from fencepost.protocol.envelopes import BodyPlace, Sealed, Send
 from fencepost.protocol.fingerprints import Kind, Unsendable, prefix
 from fencepost.protocol.meshes import Mesh, destination_path
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.rates import Bucket, Rate, TooFast, Wait, take
 from fencepost.protocol.strict_json import BadJson, parse_fields
+
+BODY_TYPE = "application/octet-stream"
+"""The type of the parts of a staged body, and of the stream in which it comes to lie."""
+BODY_CHUNKS_MAX = 4_096
+"""Chunks of one staged body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +122,8 @@ class Destination(NamedTuple):
     stream_id: int
     tail: Offset
     recipients: Sequence[str] = ()
+    body_at: BodyPlace | None = None
+    """Where a staged body comes to lie."""
 
 
 class SendFacts(NamedTuple):
@@ -180,14 +188,16 @@ class SendTooLarge(NamedTuple):
     value: int
 
 
-SendOutcome = (
+SendDecision = (
     Sent | Repeated | IdReused | MeshNotFound | DestinationNotFound | SendTooLarge | TooFast
 )
+SendOutcome = SendDecision | PartRefusal
+"""What a store answers: staged parts may be gone, or may have been used before."""
 
 
 def decide_send(
     facts: SendFacts, send: Send, *, now_ms: int, limits: SendLimits = DEFAULT_LIMITS
-) -> SendOutcome:
+) -> SendDecision:
     """What `send` does, given `facts`."""
     mesh, row, destination = facts.mesh, facts.row, facts.destination
     if mesh is None:
@@ -248,10 +258,11 @@ def _sent(
     dedupes: bool,
 ) -> Sent:
     assert send.fingerprint, "a staged body is read before its send is decided"
-    stream_id, offset, recipients = destination
+    stream_id, offset, recipients, body_at = destination
+    assert (body_at is not None) == bool(send.body.parts), "a staged body has a place"
     message_id = broker_message_id(stream_id, offset)
     path = destination_path(mesh.name, send.kind, send.ref)
-    sealed = Sealed(send, message_id, path, offset, now_ms, dedupes)
+    sealed = Sealed(send, message_id, path, offset, now_ms, dedupes, body_at)
     row = None
     if dedupes:
         row = DedupeRow(
@@ -282,7 +293,7 @@ class SendAnswer(NamedTuple):
     fields: dict[str, object]
 
 
-def answer_send(outcome: SendOutcome | Unsendable) -> SendAnswer:
+def answer_send(outcome: SendDecision | Unsendable) -> SendAnswer:
     """What the sender is told."""
     match outcome:
         case Sent(sealed=sealed):

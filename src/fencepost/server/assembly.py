@@ -139,7 +139,10 @@ class Assembly:
             is_shared=opened.leading is not None,
         )
         self.metrics.watch_groups(groups.working, groups.gauges)
-        sending = Sending(store, clock, settings.mesh, takes_senders=gate is None and on_loopback)
+        sending = Sending(
+            *(store, opened.meshes, clock, settings.mesh),
+            takes_senders=gate is None and on_loopback,
+        )
         checks = OrphanChecks(opened.meshes, clock, sending, leads=self._leads)
         origins = Origins(settings.allowed_origins, settings.allowed_hosts, on_loopback=on_loopback)
         sessions = Sessions(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from fencepost.protocol.commits import Part, PartRefusal
 from fencepost.protocol.envelopes import Send
 from fencepost.protocol.fingerprints import Kind
 from fencepost.protocol.groups import LimitExceeded
@@ -21,7 +22,7 @@ from fencepost.protocol.meshes import (
     destination_path,
 )
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.sends import DedupeRow, MeshNotFound
+from fencepost.protocol.sends import DedupeRow, MeshNotFound, SendTooLarge
 
 
 class MakeMesh(NamedTuple):
@@ -168,8 +169,25 @@ class CheckPage(NamedTuple):
     next: str | None
 
 
+class StagedBody(NamedTuple):
+    """What lies in staged parts: its length, its hash, and the digests of the chunks."""
+
+    size: int
+    sha256: bytes
+    chunks: tuple[bytes, ...]
+
+
 class MeshReads(Protocol):
     """Meshes, their names and their dedupe rows, as committed."""
+
+    async def staged_body(
+        self, parts: Sequence[Part], bytes_max: int
+    ) -> StagedBody | SendTooLarge | PartRefusal:
+        """Read the parts of a body, also of one that was sent before; nothing beyond `bytes_max`.
+
+        More may be uploaded to the parts before the send is decided: it is held against `chunks`.
+        """
+        ...
 
     async def find(self, name: str) -> Mesh | None:
         """A mesh that is not being deleted."""

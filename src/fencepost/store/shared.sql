@@ -8,6 +8,10 @@ SELECT next_position, next_stream, last_ms FROM counters
 -- name: count_keys
 SELECT count(*) FROM keys
 
+-- name: staged_data
+-- The bytes of a chunk that was staged.
+SELECT data FROM chunks WHERE id = :id AND txn = :txn AND part = :part
+
 -- name: count_waiting_parts
 SELECT count(*) FROM parts WHERE committed IS NULL
 

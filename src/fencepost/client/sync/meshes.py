@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from fencepost.client import meshes
+from fencepost.client.errors import ProtocolError
 from fencepost.client.meshes import (
     DedupeInfo,
     MeshInfo,
@@ -20,10 +21,10 @@ from fencepost.client.meshes import (
     TopicMember,
 )
 from fencepost.client.operations import new_key, query_of
-from fencepost.client.reading import Pages
+from fencepost.client.reading import Pages, Reader
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
-from fencepost.client.sync.readings import Listing
+from fencepost.client.sync.readings import Listing, Reading
 
 if TYPE_CHECKING:
     from fencepost.client.sync.sessions import MeshSession
@@ -140,12 +141,30 @@ class Mesh:
         """Store a message for `topic:NAME`, `dm:MEMBER` or `queue:NAME`, once for each id.
 
         Without an id one is made, and the retries of this call use it. The same id with another
-        message raises `KeyReusedError`.
+        message raises `KeyReusedError`. Text and bytes of more than a mebibyte are staged first.
         """
         more = {"sender": sender, "priority": priority, "reply_to": reply_to, "meta": meta}
-        settings = self._driver.settings
-        fields = meshes.envelope(settings, to, body, id, more)
-        return self._driver.run(meshes.send(settings, self.name, fields))
+        sending = meshes.send(self._driver.settings, self.name, to, body, id, **more)
+        return self._driver.run(sending)
+
+    def body(self, message: Mapping[str, Any]) -> Any:
+        """The body of a message or of an entry of an inbox, read from where it lies if need be.
+
+        Text, bytes or a JSON value, as it was sent; one that was staged is bytes.
+        """
+        place = meshes.place_of(message)
+        if place is None:
+            return meshes.body_inside(message)
+        reader: Reader[Any] = Reader(self._driver.settings, place.stream, place.offset, None)
+        with Reading(self._driver, reader) as reading:
+            data = bytearray()
+            for piece in reading:
+                if not place.is_staged:
+                    return meshes.body_inside(piece)
+                data += piece
+                if len(data) >= place.bytes:
+                    return bytes(data[: place.bytes])
+        raise ProtocolError(f"the body of the message is not in {place.stream!r} any more")
 
     def send_encoded(self, data: bytes) -> SendReceipt:
         """Store a message that is the JSON of a send already, with its id in it."""

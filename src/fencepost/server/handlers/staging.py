@@ -25,6 +25,7 @@ from fencepost.protocol.commits import (
     PartMismatch,
     PartMissing,
     PartOverfull,
+    PartRefusal,
     PartTwice,
     PartUsed,
     UnstageOutcome,
@@ -53,7 +54,6 @@ from fencepost.store.contract import (
 Respond = Callable[[Response], None]
 BUNDLE = "application/vnd.fencepost.bundle"
 INDEX_BYTES_MAX = 1 << 20
-PartRefusal = PartMissing | PartUsed | PartIncomplete | PartOverfull | PartMismatch | PartTwice
 
 
 class _Piece(msgspec.Struct, forbid_unknown_fields=True):

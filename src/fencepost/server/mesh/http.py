@@ -11,7 +11,6 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -285,8 +284,6 @@ class Meshes:
     def offered(self, mesh: Mesh) -> Supported:
         """What a mesh offers on this server."""
         limits = self._mesh_limits
-        # A body is taken inline only, so no larger one is offered.
-        limits = replace(limits, blob_bytes_max=limits.inline_bytes_max)
         return features.offered(mesh.settings, limits, dedupes=limits.dedupe)
 
     async def session(self, request: Request, raw: bytes) -> Answer:

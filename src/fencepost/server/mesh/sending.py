@@ -6,13 +6,16 @@ the send, checks the grant, has the store decide it and counts what came of it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 import msgspec
 
 from fencepost.clock import Clock
-from fencepost.protocol.envelopes import Send, parse_send
+from fencepost.http.messages import Response
+from fencepost.protocol.commits import PartRefusal
+from fencepost.protocol.envelopes import Send, in_scope, parse_send, with_staged_body
 from fencepost.protocol.fingerprints import Unsendable
 from fencepost.protocol.grants import APPEND, Principal
 from fencepost.protocol.meshes import destination_path
@@ -25,12 +28,16 @@ from fencepost.protocol.sends import (
     Sent,
     answer_send,
 )
+from fencepost.server import access
 from fencepost.server.handlers import rendering
-from fencepost.store.contract import Failed, Failure, Store, Unknown
-from fencepost.store.mesh_contract import SendRequest
+from fencepost.server.handlers.staging import part_refused
+from fencepost.store.contract import Failed, Failure, Store, StoreAwayError, Unknown
+from fencepost.store.mesh_contract import MeshReads, SendRequest, StagedBody
 
 log = logging.getLogger(__name__)
 
+BODIES_READ_MAX = 4
+"""Staged bodies that are read at once."""
 COUNTED_MESHES_MAX = 1_000
 """Meshes that are counted one by one; those beyond are counted together."""
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -52,10 +59,19 @@ class Sending:
     """Carries sends to the store."""
 
     def __init__(
-        self, store: Store, clock: Clock, limits: MeshLimits, *, takes_senders: bool
+        self,
+        store: Store,
+        reads: MeshReads,
+        clock: Clock,
+        limits: MeshLimits,
+        *,
+        takes_senders: bool,
     ) -> None:
         """`takes_senders`: without authorization a send names its sender itself."""
         self._store = store
+        self._reads = reads
+        self._reading = asyncio.Semaphore(BODIES_READ_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._clock = clock
         self.limits = limits
         self._takes_senders = takes_senders
@@ -70,10 +86,36 @@ class Sending:
         read = self.read(mesh, data, header_id, principal)
         if isinstance(read, SendAnswer):
             told(read)
-            return
+        elif read.body.parts:
+            task = asyncio.get_running_loop().create_task(self._send_staged(mesh, read, told))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._decide(mesh, read, told)
+
+    def _decide(self, mesh: str, send: Send, told: Told) -> None:
         self._store.send(
-            SendRequest(mesh, read), lambda outcome: told(self.answer(mesh, read, outcome))
+            SendRequest(mesh, send), lambda outcome: told(self.answer(mesh, send, outcome))
         )
+
+    async def _send_staged(self, mesh: str, send: Send, told: Told) -> None:
+        """Read the staged body first: the fingerprint is of its bytes."""
+        try:
+            async with self._reading:
+                body = await self._reads.staged_body(send.body.parts, self.limits.blob_bytes_max)
+        except StoreAwayError:
+            told(_failed(Failed(full=False)))
+        except Exception:
+            log.exception("the staged body of a send cannot be read")
+            told(_failed(Failed(full=False)))
+        else:
+            if not isinstance(body, StagedBody):
+                told(self.answer(mesh, send, body))
+                return
+            size, found, chunks = body
+            self._decide(
+                mesh, with_staged_body(send, size=size, body_sha256=found, chunks=chunks), told
+            )
 
     def read(
         self, mesh: str, data: bytes, header_id: str | None, principal: Principal | None
@@ -91,8 +133,7 @@ class Sending:
         if isinstance(send, Unsendable):
             return answer_send(send)
         if send.body.parts:
-            detail = "staged parts are not taken as a body yet: send it inline, or to a stream"
-            return answer_send(Unsendable("body_invalid", detail))
+            send = in_scope(send, access.scope_of(principal))
         path = destination_path(mesh, send.kind, send.ref)
         if principal is not None and not principal.may(APPEND, path):
             return SendAnswer(403, "forbidden", {"detail": "you lack the verb append here"})
@@ -102,6 +143,8 @@ class Sending:
         """What the sender is told, and what is counted."""
         if isinstance(outcome, Failed | Unknown):
             return _failed(outcome)
+        if isinstance(outcome, PartRefusal):
+            return _as_answer(part_refused(outcome))
         if isinstance(outcome, Sent | Repeated | IdReused):
             self._count(mesh, send, outcome)
         return answer_send(outcome)
@@ -133,7 +176,10 @@ class Sending:
 
 
 def _failed(outcome: Failed | Unknown) -> SendAnswer:
-    response = rendering.failed(outcome)
+    return _as_answer(rendering.failed(outcome))
+
+
+def _as_answer(response: Response) -> SendAnswer:
     assert isinstance(response.body, bytes)
     problem = msgspec.json.decode(response.body)
     return SendAnswer(response.status, problem["code"], {"detail": problem["detail"]})

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from fencepost.protocol.meshes import (
+    BODIES,
     ROOT,
     Mesh,
     destination_path,
@@ -110,6 +111,10 @@ class MeshCheck:
                 continue
             self._paths[stream.path] = stream
             _, mesh, folder, *rest = [*stream.path.split("/"), "", ""]
+            if folder == BODIES:
+                folder, *rest = [*rest, ""]
+                if mesh in known and folder in KIND_OF and rest[0]:
+                    continue
             if mesh not in known or folder not in KIND_OF or not rest[0]:
                 self._report.add("mesh_stream_wrong", stream.name, "it belongs to no mesh")
             elif mesh in live and folder != FOLDERS["topic"]:

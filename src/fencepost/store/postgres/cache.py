@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from fencepost.protocol.appends import KeyRecord
 from fencepost.protocol.commits import Part
 from fencepost.protocol.leases import LeaseRef
-from fencepost.protocol.meshes import destination_path, inbox_path
+from fencepost.protocol.meshes import bodies_path, destination_path, inbox_path
 from fencepost.protocol.streams import Producer
 from fencepost.store import records
 from fencepost.store.group_contract import GroupRequest
@@ -214,6 +214,8 @@ class BulkLoader(DiskLoader):
             if send.kind == "topic" and self._sends[place] is None:
                 members = meshes.members((mesh.id, send.ref))
                 paths.update(inbox_path(mesh.name, member) for member in members)
+            if send.body.parts:
+                paths.add(bodies_path(mesh.name, send.kind, send.ref))
         await self.load(connection, ledger, Needs(paths))
 
     async def _load_parts(

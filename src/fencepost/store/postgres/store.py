@@ -203,7 +203,8 @@ class PostgresStore(WriteFront):
             self.turns.submit(Request(work, done, about_group=touched))
             return
         if isinstance(touched, SendRequest):
-            self.turns.submit(Request(work, done, size=size, about_send=touched))
+            needs = Needs(parts=touched.send.body.parts)
+            self.turns.submit(Request(work, done, needs, size, about_send=touched))
             return
         self.turns.submit(Request(work, done, needs_of(touched), size))
 

@@ -8,17 +8,32 @@ long as a sweep cannot have taken it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
+from fencepost.protocol.commits import (
+    Part,
+    PartIncomplete,
+    PartMismatch,
+    PartMissing,
+    PartRefusal,
+)
 from fencepost.protocol.fingerprints import Kind
-from fencepost.protocol.meshes import Mesh, destination_path, names_root
+from fencepost.protocol.meshes import BODIES, Mesh, destination_path, names_root
 from fencepost.protocol.offsets import Offset
-from fencepost.protocol.sends import DedupeRow, broker_message_id
+from fencepost.protocol.sends import (
+    BODY_CHUNKS_MAX,
+    BODY_TYPE,
+    DedupeRow,
+    SendTooLarge,
+    broker_message_id,
+)
 from fencepost.store.group_contract import Event
-from fencepost.store.mesh_contract import CheckPage, Finding, NameRow
+from fencepost.store.mesh_contract import CheckPage, Finding, NameRow, StagedBody
 from fencepost.store.read.chunks import Readers
 from fencepost.store.read.group_events import stream_events
 from fencepost.store.sql import Connection, Row
@@ -86,6 +101,11 @@ class SqlMeshReads:
     async def rows(self, mesh: Mesh, after: tuple[str, str], limit: int) -> list[DedupeRow]:
         return await self._readers.run(partial(rows_after, mesh, after, limit))
 
+    async def staged_body(
+        self, parts: Sequence[Part], bytes_max: int
+    ) -> StagedBody | SendTooLarge | PartRefusal:
+        return await self._readers.run(partial(read_body, parts, bytes_max))
+
     async def check(self, mesh: Mesh, after: str, limit: int, now_ms: int) -> CheckPage | None:
         return await self._readers.run(partial(check_page, mesh, after, limit, now_ms))
 
@@ -114,6 +134,39 @@ def rows_after(
     return [row_of(mesh.name, row[0], row[1], tuple(row[2:])) for row in rows]
 
 
+# Staged bodies
+
+
+def read_body(
+    parts: Sequence[Part], bytes_max: int, connection: Connection
+) -> StagedBody | SendTooLarge | PartRefusal:
+    """What lies in these parts, a chunk at a time."""
+    rows: list[tuple[Part, Row]] = []
+    for part in parts:
+        found = connection.fetch("find_part", part)
+        if not found:
+            return PartMissing(part)
+        if found[0][0] != BODY_TYPE:
+            return PartMismatch(part, found[0][0], BODY_TYPE)
+        for ordinal, row in enumerate(connection.fetch("part_chunks", part)):
+            if row[1] != ordinal:
+                return PartIncomplete(part, ordinal)
+            rows.append((part, row))
+    size = sum(row[3] for _, row in rows)
+    if size > bytes_max:
+        return SendTooLarge("blob_bytes", bytes_max, size)
+    if len(rows) > BODY_CHUNKS_MAX:
+        return SendTooLarge("body_chunks_max", BODY_CHUNKS_MAX, len(rows))
+    hashed = sha256()
+    for part, (number, _, _, length, _) in rows:
+        values = {"id": number, "txn": part.txn, "part": part.part}
+        data = connection.fetch("staged_data", values)
+        if not data or len(data[0][0]) != length:
+            return PartMissing(part)  # it was sent so long ago that its bytes are purged
+        hashed.update(data[0][0])
+    return StagedBody(size, hashed.digest(), tuple(bytes(row[4]) for _, row in rows))
+
+
 # The orphan check
 
 
@@ -126,20 +179,28 @@ def check_page(
         match phase, place:
             case "rows", [sender, client_id]:
                 return _check_rows(mesh, (sender, client_id), limit, connection)
-            case "streams", [path, at] if at.isdecimal() and len(at) < 17:
+            case "streams", [path, at] if _is_place(mesh, path, at):
                 streams = connection.fetch("stream_at_path", (path,))
                 if streams:
                     return _check_stream(mesh, streams[0], int(at), limit, now_ms, connection)
                 return CheckPage(0, 0, (), f"{_BEHIND}{_GAP}{path}")
             case "behind", [path]:
                 root = names_root(mesh.name)
-                values = (path or root, root[:-1] + "0", 1)
+                # The streams of bodies come first by name, and hold nothing but bytes of senders.
+                values = (max(path, f"{root}{BODIES}0"), root[:-1] + "0", 1)
                 streams = connection.fetch("streams_between_paths", values)
                 if not streams:
                     return CheckPage(0, 0, (), None)
                 return _check_stream(mesh, streams[0], 0, limit, now_ms, connection)
             case _:
                 return None
+
+
+def _is_place(mesh: Mesh, path: str, at: str) -> bool:
+    is_of_mesh = path > f"{names_root(mesh.name)}{BODIES}0" and path.startswith(
+        names_root(mesh.name)
+    )
+    return is_of_mesh and at.isdecimal() and len(at) < 17
 
 
 def _check_rows(

@@ -434,15 +434,19 @@ class Decider:
         return decide_writer_batch(current, request, published=published, now_ms=now_ms)
 
     def _keep_commit(self, request: Commit, draft: Draft, outcome: Committed, now_ms: int) -> None:
-        group = self.group
         last = self.ledger.next_position - 1
-        for part in draft.parts:
-            self.ledger.staging.use(group, part, last)
+        self.use_parts(draft)
         if request.key is not None:
             record = KeyRecord(request.digest, START, START, False, last, now_ms)
             answer = describe_commit(request, outcome)
             place = (COMMITS, request.principal, request.key)
-            self.ledger.keep_key(group, place, record, answer)
+            self.ledger.keep_key(self.group, place, record, answer)
+
+    def use_parts(self, draft: Draft) -> None:
+        """The staged parts of a draft that was carried out are used up."""
+        last = self.ledger.next_position - 1
+        for part in draft.parts:
+            self.ledger.staging.use(self.group, part, last)
 
     def _commit_key(self, request: Commit) -> tuple[KeyRecord, bytes] | None:
         assert request.key is not None

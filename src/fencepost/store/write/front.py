@@ -172,7 +172,7 @@ class WriteFront(ABC):
     def work(self, request: GroupRequest, done: Callable[[GroupOutcome | Failure], None]) -> None:
         self._decide(lambda decider: decider.groups.decide(request), done, request)
 
-    # No large commit holds a stream of a mesh: only sends write to those.
+    # No large commit holds a stream of a mesh: only sends write to those. It may hold a part.
 
     def mesh(self, request: MeshRequest, done: Callable[[MeshOutcome | Failure], None]) -> None:
         told: Callable[[Any], None] = done
@@ -183,5 +183,9 @@ class WriteFront(ABC):
         self._decide(lambda decider: decider.meshes.decide(request), told, Paths(paths))
 
     def send(self, request: SendRequest, done: Callable[[SendOutcome | Failure], None]) -> None:
-        size = request.send.body.size
+        body = request.send.body
+        for part in body.parts if self._held else ():
+            if self._holds.keeps_part(part, lambda: self.send(request, done)):
+                return
+        size = 0 if body.parts else body.size
         self._decide(lambda decider: decider.meshes.send(request), done, request, size)

@@ -9,25 +9,30 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fencepost.protocol.appends import Append, Appended
+from fencepost.protocol.appends import Append, Appended, Conditions
 from fencepost.protocol.batches import Batch
-from fencepost.protocol.commits import CommitItem
+from fencepost.protocol.commits import CommitItem, PartIncomplete, PartRefusal
+from fencepost.protocol.envelopes import Body, BodyPlace, Send
 from fencepost.protocol.groups import GroupExists, GroupSettings, LimitExceeded
 from fencepost.protocol.meshes import (
+    BODIES,
     Member,
     Mesh,
     MeshCreated,
     MeshDiffers,
     MeshSame,
     Queue,
+    bodies_path,
     decide_mesh,
     destination_path,
     inbox_path,
     names_root,
     topic_path,
 )
+from fencepost.protocol.offsets import START
 from fencepost.protocol.rates import Bucket
 from fencepost.protocol.sends import (
+    BODY_TYPE,
     DedupeRow,
     Destination,
     MeshLimits,
@@ -88,6 +93,8 @@ class Deciding(Protocol):
     def remove(self, entry: Entry, kind: int) -> None: ...
 
     def carry_out(self, draft: Draft) -> None: ...
+
+    def use_parts(self, draft: Draft) -> None: ...
 
 
 class MeshDecider:
@@ -197,12 +204,15 @@ class MeshDecider:
         decider, ledger = self._decider, self._decider.ledger
         now_ms = ledger.last_ms
         entry = decider.alive(request.path, now_ms)
+        bodies = decider.alive(bodies_path(mesh.name, request.kind, request.name), now_ms)
+        if any(one is not None and one.stream.soft_deleted for one in (entry, bodies)):
+            return NameHeld()
         if entry is not None:
-            if entry.stream.soft_deleted:
-                return NameHeld()
             return NameMade(entry.stream.created_ms, fresh=False)
         root = names_root(mesh.name)
-        rows = ledger.connection.fetch("count_streams_between", (root, root[:-1] + "0"))
+        # The streams of bodies, which come first by name, are not counted.
+        values = (f"{root}{BODIES}0", root[:-1] + "0")
+        rows = ledger.connection.fetch("count_streams_between", values)
         if rows[0][0] >= self._limits.mesh_names_max:
             return LimitExceeded("mesh_names_max", self._limits.mesh_names_max)
         refused = ledger.usage.refuse(request.owner, {STREAMS: 1})
@@ -232,6 +242,7 @@ class MeshDecider:
             for topic in meshes.topics_of(mesh.id, request.name):
                 meshes.leave(decider.group, (mesh.id, topic), request.name)
         self._drop_path(mesh, request.path, now_ms)
+        self._drop_path(mesh, bodies_path(mesh.name, request.kind, request.name), now_ms)
         return Done()
 
     def _join(self, mesh: Mesh, request: JoinTopic) -> Done | NameMissing | LimitExceeded:
@@ -290,7 +301,8 @@ class MeshDecider:
             else:
                 entries[path] = entry
                 recipients = self._recipients(mesh, request, entries, now_ms)
-                destination = Destination(stream.id, stream.tail, recipients)
+                body_at = self._body_place(mesh, send, entries, now_ms)
+                destination = Destination(stream.id, stream.tail, recipients, body_at)
         facts = SendFacts(
             mesh,
             row,
@@ -302,8 +314,19 @@ class MeshDecider:
         )
         outcome = decide_send(facts, send, now_ms=now_ms, limits=limits)
         if isinstance(outcome, Sent):
-            self._carry_out(mesh, path, outcome, entries, now_ms)
+            return self._carry_out(mesh, path, outcome, entries, now_ms) or outcome
         return outcome
+
+    def _body_place(
+        self, mesh: Mesh, send: Send, entries: dict[str, Entry | None], now_ms: int
+    ) -> BodyPlace | None:
+        """Where a staged body comes to lie; `entries` gets the stream, or that there is none."""
+        if not send.body.parts:
+            return None
+        path = bodies_path(mesh.name, send.kind, send.ref)
+        entry = self._decider.alive(path, now_ms)
+        entries[path] = entry
+        return BodyPlace(path, START if entry is None else entry.stream.tail)
 
     def _recipients(
         self, mesh: Mesh, request: SendRequest, entries: dict[str, Entry | None], now_ms: int
@@ -327,22 +350,47 @@ class MeshDecider:
 
     def _carry_out(
         self, mesh: Mesh, path: str, sent: Sent, entries: dict[str, Entry | None], now_ms: int
-    ) -> None:
+    ) -> PartRefusal | None:
+        """Store all of a send, or say why its staged body cannot be had: then nothing is stored."""
         decider = self._decider
         ledger = decider.ledger
         draft = Draft(ledger, entries, decider.claims, now_ms=now_ms)
         self._append(draft, path, sent.message)
+        if sent.sealed.body_at is not None:
+            refusal = self._append_body(draft, sent.sealed.body_at.path, sent.sealed.send.body)
+            if refusal is not None:
+                return refusal
         for recipient in sent.recipients:
             assert sent.delivery is not None
             self._append(draft, recipient, sent.delivery)
         assert draft.decided[0][1].start == sent.sealed.offset
         decider.carry_out(draft)
+        decider.use_parts(draft)
         if sent.row is not None:
             ledger.sends.keep(decider.group, mesh, sent.row)
         if sent.bucket is not None:
             if len(self._buckets) >= SENDERS_MAX:
                 self._buckets.clear()
             self._buckets[sent.sealed.send.sender] = sent.bucket
+        return None
+
+    def _append_body(self, draft: Draft, path: str, body: Body) -> PartRefusal | None:
+        """Make the staged parts messages of the stream of bodies, as they were when they were read.
+
+        What was uploaded to them since is not in the fingerprint, so such a send is to be repeated.
+        """
+        staging = self._decider.ledger.staging
+        expected = iter(body.chunks)
+        for part in body.parts:
+            for chunk in staging.chunks(part):
+                if chunk.digest != next(expected, None):
+                    return PartIncomplete(part, chunk.ordinal)
+        append = Append(path, None, BODY_TYPE, conditions=Conditions(create_as=BODY_TYPE))
+        outcome = draft.decide(CommitItem(append, body.parts))
+        if isinstance(outcome, Appended):
+            return None
+        assert isinstance(outcome, PartRefusal), f"only sends write to {path}: {outcome}"
+        return outcome
 
     @staticmethod
     def _append(draft: Draft, path: str, message: bytes) -> None:
