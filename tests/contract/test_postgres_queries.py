@@ -600,6 +600,7 @@ def test_a_batch_is_written_like_its_rows_one_by_one(twins: Twins) -> None:
     for connection in twins:
         connection.execute_many("insert_stream", streams)
         connection.execute_many("update_stream", updates)
+        connection.execute_many("move_tail", [(8, 5, 6, 902), (9, 7, 8, 1)])
         connection.execute_many("insert_log", rows)
         connection.execute_many("insert_log", [])
         connection.execute_many("purge_row", [(200_002,), (200_003,)])

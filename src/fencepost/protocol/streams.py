@@ -132,6 +132,15 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
             self.claim,
         )
 
+    def continues(self, before: Producer) -> bool:
+        """Whether it is `before` after more batches of its epoch, and nothing else."""
+        return (
+            self.epoch == before.epoch
+            and self.claim == before.claim
+            and self.principal == before.principal
+            and self.first is before.first
+        )
+
     @staticmethod
     def opening(
         producer_id: str, epoch: int, batch: bytes, *, position: int, now_ms: int

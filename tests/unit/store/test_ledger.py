@@ -280,3 +280,82 @@ def test_a_migrated_database_stays_as_it_is(tmp_path: Path) -> None:
     assert connection.pragma("synchronous") == 2
     assert connection.pragma("journal_mode") == "wal"
     connection.close()
+
+
+# What a group writes of streams and producers that are on disk
+
+
+def test_of_a_stream_that_only_got_messages_only_the_tail_is_written(book: Book) -> None:
+    entry = book.add("s", lifetime=Lifetime(ttl_s=3600))
+    book.append(entry, b"x")
+    book.commit()
+    book.append(entry, b"yz")
+    sealed = book.seal()
+
+    assert (len(sealed.moves), sealed.updates, sealed.inserts) == (1, [], [])
+    book.commit(sealed)
+    before = vars_of(entry)
+    book.ledger.reset()
+    assert vars_of(book.find("s")) == before
+    assert book.find("s").stream.tail == Offset(2, 3)
+
+
+def test_the_whole_row_is_written_when_more_than_the_tail_changed(book: Book) -> None:
+    entry = book.add("s")
+    book.commit()
+    book.append(entry, b"x")
+    request = Append("s", bytes_batch(b"y"), "text/plain", closes=True, seq="9")
+    outcome = decide_append(
+        entry.stream, None, request, position=book.ledger.next_position, now_ms=0
+    )
+    assert isinstance(outcome, Appended)
+    book.ledger.apply(book.group, entry, request, outcome, 0)
+    sealed = book.seal()
+
+    assert (len(sealed.updates), sealed.moves) == (1, [])
+    book.commit(sealed)
+    book.ledger.reset()
+    found = book.find("s").stream
+    assert (found.tail, found.closed, found.seq) == (Offset(2, 2), True, "9")
+
+
+def test_a_producer_is_the_same_from_disk_after_batches_and_epochs(book: Book) -> None:
+    entry = book.add("s")
+    for epoch, seq in [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1)]:
+        book.append(entry, b"x", ProducerTuple("p", epoch, seq))
+        if epoch == 1:
+            book.append(entry, b"x", ProducerTuple("q", 1, seq))
+        if seq != 1:
+            book.commit()
+    book.commit()
+    known = book.ledger.find_producer(entry, "p"), book.ledger.find_producer(entry, "q")
+
+    book.ledger.reset()
+
+    entry = book.find("s")
+    assert (book.ledger.find_producer(entry, "p"), book.ledger.find_producer(entry, "q")) == known
+
+
+def test_a_producer_whose_row_is_gone_is_written_whole(book: Book) -> None:
+    """An update of no row would lose it, and let its retries in again."""
+    entry = book.add("s")
+    for producer_id in "pq":
+        book.append(entry, b"x", ProducerTuple(producer_id, 1, 0))
+    book.commit()
+    book.writer.connection.raw.execute("DELETE FROM producers WHERE id = 'p'")
+    for producer_id in "pq":
+        book.append(entry, b"y", ProducerTuple(producer_id, 1, 1))
+    book.commit()
+    known = book.ledger.find_producer(entry, "p"), book.ledger.find_producer(entry, "q")
+
+    book.ledger.reset()
+
+    entry = book.find("s")
+    assert (book.ledger.find_producer(entry, "p"), book.ledger.find_producer(entry, "q")) == known
+
+
+def vars_of(entry: Entry) -> dict[str, object]:
+    """What a stream is, but for when it was last touched: what is stored errs to a later time."""
+    stream = entry.stream
+    names = [name for name in stream.__slots__ if name != "touched_ms"]
+    return {name: getattr(stream, name) for name in names} | {"until": entry.stored_deadline_ms}

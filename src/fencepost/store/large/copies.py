@@ -55,6 +55,8 @@ class CommitCopy:
 
     def sealed(self, group: LedgerGroup) -> LedgerGroup:
         """A slice is complete: `group` with its rows, of which only the keys are needed again."""
+        # Slices keep whole rows.
+        group.whole.update(group.entries)
         self.ledger.seal(group)
         self._earlier.keys.update(group.keys)
         self.ledger.continue_after(self._earlier)

@@ -48,6 +48,15 @@ FROM unnest(
 )
 WHERE s.id = n.id
 
+-- name: move_tail
+-- Streams got messages, and nothing else of them changed.
+UPDATE streams AS s SET
+    updated_ms = n.updated_ms, tail_messages = n.tail_messages, tail_bytes = n.tail_bytes
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]) AS n (
+    updated_ms, tail_messages, tail_bytes, id
+)
+WHERE s.id = n.id
+
 -- name: insert_log
 INSERT INTO log (
     position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,

@@ -398,6 +398,8 @@ def statements(sealed: LedgerGroup) -> Iterator[tuple[str, Sequence[Row]]]:
     # Updates first: a deleted stream gives its path up before a new one takes it.
     if sealed.updates:
         yield "update_stream", sealed.updates
+    if sealed.moves:
+        yield "move_tail", sealed.moves
     if sealed.inserts:
         yield "insert_stream", sealed.inserts
     if sealed.rows:

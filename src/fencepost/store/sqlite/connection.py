@@ -21,6 +21,7 @@ from typing import Self, TextIO
 
 import apsw
 
+from fencepost.protocol.streams import Producer
 from fencepost.store.records import producer_columns
 from fencepost.store.sql import Row, Values, load_store_queries
 from fencepost.store.write.group_commit import DiskFullError
@@ -56,6 +57,7 @@ QUERIES = load_store_queries(
         "groups",
         "meshes",
         "books",
+        "producers",
     ),
 )
 
@@ -267,11 +269,11 @@ class LedgerWriter:
             if piece.keys:
                 places = [(stream, principal, key) for stream, principal, key, *_ in piece.keys]
                 sealed.numbered_keys.append((places, last_id))
-        producers = [
-            producer_columns(stream_id, producer)
-            for (stream_id, _), producer in sealed.producers.items()
-        ]
-        self._write_rows(sealed.updates, sealed.inserts, sealed.rows, producers)
+        if sealed.moves:
+            self.connection.execute_many("move_tail", sealed.moves)
+        self._write_rows(sealed.updates, sealed.inserts, sealed.rows, [])
+        if sealed.producers:
+            self._write_producers(sealed.producers, sealed.opened)
         if sealed.key_rows:
             sealed.numbered_keys.append((sealed.keys, self._write_keys(sealed.key_rows)))
         if sealed.sends:
@@ -281,6 +283,26 @@ class LedgerWriter:
         for statement, rows in sealed.bulk:
             self.connection.execute_many(statement, rows)
         self.connection.execute("save_counters", sealed.counters)
+
+    def _write_producers(
+        self, producers: dict[tuple[int, str], Producer], opened: set[tuple[int, str]]
+    ) -> None:
+        """Write whole rows of producers that opened an epoch, and advance those of the others."""
+        whole, advanced = [], []
+        for place, producer in producers.items():
+            if place in opened:
+                whole.append(producer_columns(place[0], producer))
+            else:
+                advanced.append((producer.seq, producer.position, producer.updated_ms, *place))
+        if advanced:
+            raw = self.connection.raw
+            before = raw.total_changes()
+            self.connection.execute_many("advance_producer", advanced)
+            if raw.total_changes() - before != len(advanced):
+                # A row is not there. A producer that is lost would let its retries in again.
+                whole = [producer_columns(place[0], one) for place, one in producers.items()]
+        if whole:
+            self.connection.execute_many("save_producer", whole)
 
     def write_slice(self, piece: Carried) -> int:
         """Write a part of a large commit in the open transaction; the last key's number."""

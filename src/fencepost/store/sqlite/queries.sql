@@ -29,6 +29,10 @@ UPDATE streams SET
     first_bytes = ?, closed = ?, closed_by = ?, seq = ?, forks_count = ?, ended_ms = ?
 WHERE id = ?
 
+-- name: move_tail
+-- A stream got messages, and nothing else of it changed: no index and no trigger has these columns.
+UPDATE streams SET updated_ms = ?, tail_messages = ?, tail_bytes = ? WHERE id = ?
+
 -- name: insert_log
 INSERT INTO log (
     position, stream, kind, start_bytes, version, count, size, at_ms, producer, epoch, producer_seq,

@@ -109,9 +109,11 @@ class LedgerGroup:
         "keys",
         "leases",
         "meshes",
+        "moves",
         "number",
         "numbered_keys",
         "numbered_sends",
+        "opened",
         "parked",
         "parts",
         "producers",
@@ -124,6 +126,7 @@ class LedgerGroup:
         "updates",
         "usage",
         "views",
+        "whole",
         "writers",
     )
 
@@ -133,6 +136,8 @@ class LedgerGroup:
         self.rows: list[Row] = []
         self.entries: dict[int, Entry] = {}
         self.created: set[int] = set()
+        self.whole: set[int] = set()  # streams of which more changed than the tail
+        self.opened: set[tuple[int, str]] = set()  # producers of which more changed than the batch
         self.producers: dict[tuple[int, str], Producer] = {}
         self.parts: dict[int, tuple[Offset, list[bytes]]] = {}
         self.keys: dict[KeyPlace, Row] = {}
@@ -156,6 +161,7 @@ class LedgerGroup:
         # Filled when the group is sealed:
         self.inserts: list[Row] = []
         self.updates: list[Row] = []
+        self.moves: list[Row] = []
         self.views: list[tuple[Entry, StreamInfo, int]] = []
         self.key_rows: list[Row] = []
         # Filled when it is written, where rows of keys are numbered: those that were written
@@ -361,6 +367,11 @@ class Ledger(KeyLedger):
 
     def touch(self, group: LedgerGroup, entry: Entry) -> None:
         """`entry` changed: its row goes into `group`."""
+        group.whole.add(entry.stream.id)
+        self._move(group, entry)
+
+    def _move(self, group: LedgerGroup, entry: Entry) -> None:
+        """The tail of `entry` moved: what its row says of it goes into `group`."""
         group.entries[entry.stream.id] = entry
         entry.dirty_in = group.number
 
@@ -466,6 +477,8 @@ class Ledger(KeyLedger):
             sent = (producer.id, producer.epoch, producer.seq, previous, request.digest)
             entry.producers[producer.id] = producer
             group.producers[stream.id, producer.id] = producer
+            if before is None or not producer.continues(before):
+                group.opened.add((stream.id, producer.id))
         if request.batch is not None:
             self.write(group, entry, outcome.start, request.batch, sent)
             stream.tail = outcome.tail
@@ -484,8 +497,10 @@ class Ledger(KeyLedger):
             self.mark(group, entry, CLOSED, sent)
         if outcome.books is not None:
             self._apply_books(group, entry, outcome.books)
-        self.slide(entry, now_ms)
-        self.touch(group, entry)
+        if self.slide(entry, now_ms) or request.seq is not None or outcome.closed:
+            self.touch(group, entry)
+        else:
+            self._move(group, entry)
 
     def _apply_books(self, group: LedgerGroup, entry: Entry, change: BooksChange) -> None:
         stream = entry.stream
@@ -558,13 +573,16 @@ class Ledger(KeyLedger):
         """Take down what to write and what to show, before later decisions change it again."""
         for entry in group.entries.values():
             stream = entry.stream
-            hot = records.hot_columns(
-                stream, entry.state, self.last_ms, entry.stored_deadline_ms, entry.ended_ms
-            )
-            if stream.id in group.created:
-                group.inserts.append(hot + records.cold_columns(stream))
+            if stream.id not in group.whole:
+                group.moves.append((self.last_ms, *stream.tail, stream.id))
             else:
-                group.updates.append((*hot, stream.id))
+                hot = records.hot_columns(
+                    stream, entry.state, self.last_ms, entry.stored_deadline_ms, entry.ended_ms
+                )
+                if stream.id in group.created:
+                    group.inserts.append(hot + records.cold_columns(stream))
+                else:
+                    group.updates.append((*hot, stream.id))
             group.views.append((entry, view_of(stream), entry.state))
         if group.groups or group.leases or group.parked:
             self.groups.seal(group)
