@@ -259,16 +259,17 @@ async def test_a_parked_event_is_replayed_under_a_lease_and_parked_again_when_it
         assert replay == Changed(["orders/1"], None, 1)
         await subject.reopen()
         claim = a(ClaimDone, await ask(subject, claiming(group)))
-        [lease], [[event]] = claim.leases, claim.aside
-        assert (event.position, event.replaying, lease.row.at) == (row.work_to, True, row.work_to)
-        result = ReplayResult(event.position, error)
+        [lease], [aside] = claim.leases, claim.aside
+        [position] = aside.replayed
+        assert (position, lease.row.at) == (row.work_to, row.work_to)
+        result = ReplayResult(position, error)
         assert await acked(subject, group, lease.row, at=None, replayed=[result]) == "acked"
-        missing = await ask(subject, parking(group, ("orders/1", event.position), replay=True))
+        missing = await ask(subject, parking(group, ("orders/1", position), replay=True))
         assert isinstance(missing, TargetMissing) == bool(handled)
         if not handled:
             assert missing == Changed(["orders/1"], None, 1)
             claim = a(ClaimDone, await ask(subject, claiming(group)))
-            again = ReplayResult(event.position, "third")
+            again = ReplayResult(position, "third")
             row2 = claim.leases[0].row
             assert await acked(subject, group, row2, at=None, replayed=[again]) == "acked"
 

@@ -647,8 +647,10 @@ def test_parked_events_are_found_alike(read_twins: Twins) -> None:
     events = read_twins.fetch("parked_after", (group[0], "", -1, 9))
 
     assert len(events) == 2
-    for target, _, position, *_ in events:
+    for target, _, position, *_, replaying in events:
         assert read_twins.fetch("find_parked", (group[0], target, position))
+        again = read_twins.fetch("replaying_of_target", (group[0], target, -1, 9))
+        assert (position in [row[2] for row in again]) == bool(replaying)
         assert read_twins.fetch("parked_of_target", (group[0], target, -1, 9))
     after = (group[0], events[0][0], events[0][2], 9)
     assert len(read_twins.fetch("parked_after", after)) == 1

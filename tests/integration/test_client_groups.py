@@ -108,6 +108,21 @@ def test_parked_events_are_listed_and_replayed(
     assert list(group.parked()) == []
 
 
+def test_a_filter_replays_up_to_a_count_however_many_are_parked(
+    client: fencepost.Client, group: fencepost.Group
+) -> None:
+    path = f"{group.name}/0"
+    client.stream(path).append_many([{"n": n} for n in range(130)], auto_create=True)
+    [lease] = group.claim("ann", events_max=200).leases
+    group.release([lease.token])
+    group.park((path, event.position) for event in lease.events)
+
+    assert group.replay(filter={}) == 100
+    assert group.replay(filter={}, limit=20) == 20
+    assert group.replay(filter={}, limit=500) == 10
+    assert group.replay(filter={}, limit=500) == 0
+
+
 def test_operators_change_targets_by_name_and_by_filter(
     client: fencepost.Client, group: fencepost.Group
 ) -> None:

@@ -362,7 +362,7 @@ def test_a_poison_event_is_parked_and_replayed(wire: Connection) -> None:
     team.ack(lease)
     [parked] = team.get("parked")["parked"]
     assert (parked["position"], parked["error"], parked["attempts"]) == (positions[0], "boom", 2)
-    assert body_of(team.post("replay", filter={}, limit=5)) == {"changed": 1}
+    assert body_of(team.post("replay", filter={}, limit=5)) == {"changed": 1, "next": None}
     [again] = team.claim()
     assert [(e["position"], e["replayed"]) for e in again["events"]] == [(positions[0], True)]
     team.ack(again, at=None, replayed=[{"position": positions[0]}])
@@ -479,6 +479,8 @@ def test_breadcrumbs_tell_what_happens(team: Team, server_process: ServerProcess
         ("reset", {"filter": {}, "at": 2**50}, 400, "after_beyond_head"),
         ("park", {"events": [{"target": "nowhere", "position": 1}]}, 404, "target_not_found"),
         ("replay", {"filter": {"lane": "a//b"}}, 400, "filter_invalid"),
+        ("replay", {"filter": {}, "after": "nothing"}, 400, "after_invalid"),
+        ("replay", {"filter": {}, "after": "a@" + "9" * 30}, 400, "after_invalid"),
         ("correlate", {"after": -1, "until": -2}, 400, "group_invalid"),
         (
             "correlate",
@@ -494,6 +496,13 @@ def test_what_cannot_be_is_refused_with_its_code(
     reply = team.post(what, **body)
 
     assert (reply.status, code_of(reply)) == (status, code)
+
+
+@pytest.mark.parametrize("after", ["a@" + "9" * 30, "a@%D9%A3", "a@-1", "nothing"])
+def test_a_place_that_no_page_has_told_is_refused(team: Team, after: str) -> None:
+    reply = team.wire.ask("GET", f"/v1/groups/{team.name}/parked?after={after}")
+
+    assert (reply.status, code_of(reply)) == (400, "after_invalid")
 
 
 def test_a_regular_expression_is_refused_with_the_glob_to_use(team: Team) -> None:

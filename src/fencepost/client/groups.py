@@ -20,6 +20,9 @@ from fencepost.client.results import AckedItem, LogEntry
 from fencepost.client.retry import Answer, Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
 
+PIECE_EVENTS = 100
+"""Events of a filter that one request parks or gives out again."""
+
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A group: its settings, and how far it is correlated."""
@@ -301,9 +304,24 @@ def operate(
 
 
 def set_aside(
-    settings: ClientSettings, name: str, operation: str, body: Mapping[str, Any]
+    settings: ClientSettings,
+    name: str,
+    operation: str,
+    body: Mapping[str, Any],
+    limit: int | None = None,
 ) -> Operation[Changed]:
-    """Park events, or have parked ones given out again."""
+    """Park events, or have parked ones given out again: of a filter up to `limit`, in pieces."""
     given = {key: value for key, value in body.items() if value is not None}
-    answer = yield from _post(settings, name, operation, given)
-    return decoded(answer.response, Changed)
+    if "filter" not in given:
+        answer = yield from _post(settings, name, operation, given)
+        return decoded(answer.response, Changed)
+    changed = 0
+    wanted = PIECE_EVENTS if limit is None else limit
+    after: str | None = ""
+    while after is not None and changed < wanted:
+        piece = {"limit": min(wanted - changed, PIECE_EVENTS), "after": after}
+        answer = yield from _post(settings, name, operation, {**given, **piece})
+        page = decoded(answer.response, Changed)
+        changed += page.changed
+        after = page.next
+    return Changed(changed=changed)

@@ -117,6 +117,16 @@ class ParkEvents(NamedTuple):
     limit: int = 100
     principal: str | None = None
     reason: str = ""
+    after: tuple[str, int] = ("", -1)
+    """A filter goes on behind this target and position."""
+
+
+class ForgetReplays(NamedTuple):
+    """Parked events that were to be given out again are in the log no longer: they go."""
+
+    group: str
+    group_id: int
+    events: Sequence[tuple[str, int]]
 
 
 GroupRequest = (
@@ -128,6 +138,7 @@ GroupRequest = (
     | RenewLeases
     | Operate
     | ParkEvents
+    | ForgetReplays
 )
 
 # What comes of them
@@ -153,6 +164,17 @@ class CorrelationDone(NamedTuple):
     group: Group
 
 
+class Aside(NamedTuple):
+    """What the parked events of a target are to its lease."""
+
+    replayed: tuple[int, ...] = ()
+    """Those that are given out again."""
+    left_out: frozenset[int] = frozenset()
+    """Those among the events that the lease is about: they are not given out."""
+    until: int | None = None
+    """The last one that was looked at, where there may be more: the lease gets no event beyond."""
+
+
 class ClaimDone(NamedTuple):
     """The leases that the worker has now."""
 
@@ -163,8 +185,8 @@ class ClaimDone(NamedTuple):
     due_ms: int | None
     """When the next target can be claimed, if none can be claimed now."""
     now_ms: int = 0
-    aside: Sequence[Sequence[Parked]] = ()
-    """For each lease: its parked events that are to be left out or replayed."""
+    aside: Sequence[Aside] = ()
+    """For each lease; empty where no event of the group is parked."""
 
 
 class AckDone(NamedTuple):
@@ -189,7 +211,8 @@ class RenewDone(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """How many rows an operation changed, and the target to go on after, if there may be more."""
+    """How many rows an operation changed, and where to go on after, if there may be more: a target,
+    or the target and the position of an event, with `@` between them."""
 
     targets: Sequence[str]
     next: str | None = None
@@ -254,6 +277,8 @@ class SpanEvents(NamedTuple):
     read_to: int
     pruned: tuple[int, int] | None = None
     """The first and the last position between which events are gone."""
+    not_replayed: Sequence[int] = ()
+    """Positions to be given out again that are gone."""
 
 
 class Correlation(NamedTuple):

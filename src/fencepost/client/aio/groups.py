@@ -269,7 +269,7 @@ class AsyncGroup:
         given = None
         if events is not None:
             given = [{"target": target, "position": position} for target, position in events]
-        return await self._set_aside("replay", {"events": given, "filter": filter, "limit": limit})
+        return await self._set_aside("replay", {"events": given, "filter": filter}, limit)
 
     async def _operate(self, operation: str, body: dict[str, Any]) -> int:
         changed: Changed = await self._driver.run(
@@ -277,8 +277,10 @@ class AsyncGroup:
         )
         return changed.changed
 
-    async def _set_aside(self, operation: str, body: dict[str, Any]) -> int:
+    async def _set_aside(
+        self, operation: str, body: dict[str, Any], limit: int | None = None
+    ) -> int:
         changed: Changed = await self._driver.run(
-            groups.set_aside(self._driver.settings, self.name, operation, body)
+            groups.set_aside(self._driver.settings, self.name, operation, body, limit)
         )
         return changed.changed

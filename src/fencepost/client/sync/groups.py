@@ -264,7 +264,7 @@ class Group:
         given = None
         if events is not None:
             given = [{"target": target, "position": position} for target, position in events]
-        return self._set_aside("replay", {"events": given, "filter": filter, "limit": limit})
+        return self._set_aside("replay", {"events": given, "filter": filter}, limit)
 
     def _operate(self, operation: str, body: dict[str, Any]) -> int:
         changed: Changed = self._driver.run(
@@ -272,8 +272,8 @@ class Group:
         )
         return changed.changed
 
-    def _set_aside(self, operation: str, body: dict[str, Any]) -> int:
+    def _set_aside(self, operation: str, body: dict[str, Any], limit: int | None = None) -> int:
         changed: Changed = self._driver.run(
-            groups.set_aside(self._driver.settings, self.name, operation, body)
+            groups.set_aside(self._driver.settings, self.name, operation, body, limit)
         )
         return changed.changed

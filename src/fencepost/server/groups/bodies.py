@@ -124,6 +124,7 @@ class ParkBody(msgspec.Struct, forbid_unknown_fields=True):
     events: list[EventBody] | None = None
     filter: FilterBody | None = None
     limit: int = 100
+    after: str = ""
 
 
 BodyT = TypeVar("BodyT")
@@ -277,7 +278,8 @@ class Bodies:
             for event in body.events:
                 good(within("position", event.position, 0, POSITION_MAX))
             events = [(self.target(event.target), event.position) for event in body.events]
-        return ParkEvents(group, replay, events, filter_of(body.filter), body.limit)
+        after = place_of(_encodable(body.after)) if replay else (_encodable(body.after), -1)
+        return ParkEvents(group, replay, events, filter_of(body.filter), body.limit, after=after)
 
 
 def ack_of(ref: LeaseRef, item: AckItemBody | LeaseBody, limits: GroupLimits) -> Ack:
@@ -298,6 +300,16 @@ def ack_of(ref: LeaseRef, item: AckItemBody | LeaseBody, limits: GroupLimits) ->
         raise limit_exceeded("claim_events_max", limits.claim_events_max)
     replayed = [replay_result(r.position, r.error, limits) for r in item.replayed]
     return Ack(ref.number, item.at, failed, replayed)
+
+
+def place_of(after: str) -> tuple[str, int]:
+    """The target and the position to go on after; nothing: the beginning."""
+    if not after:
+        return "", -1
+    target, sign, position = after.rpartition("@")
+    if not sign or not (position.isascii() and position.isdecimal()) or len(position) > 16:
+        raise bad("after_invalid", "after is the next of the page before")
+    return target, int(position)
 
 
 def filter_of(body: FilterBody | None) -> Filter:

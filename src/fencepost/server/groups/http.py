@@ -27,6 +27,7 @@ from fencepost.server.groups.bodies import (
     ParkBody,
     TokensBody,
     parse,
+    place_of,
 )
 from fencepost.server.groups.feed import Feed
 from fencepost.server.groups.gauges import Gauges
@@ -308,7 +309,7 @@ class Groups:
         outcome = await self.working.work(asked._replace(principal=principal, reason=reason))
         if not isinstance(outcome, Changed):
             return refusal(name, outcome)
-        return json_answer({"changed": outcome.events})
+        return json_answer({"changed": outcome.events, "next": outcome.next})
 
     def _operator(self, request: Request) -> tuple[str | None, str]:
         actor = access.actor_of(request, GROUPS)
@@ -356,13 +357,10 @@ class Groups:
         match = parameters.get("match")
         glob = None if match is None else glob_of(match, "match", self._limits)
         limit = list_limit(parameters, self._limits)
-        target, _, position = self._after(parameters).rpartition("@")
-        if position and not position.isdecimal():
-            raise bad("after_invalid", "after is the next of the page before")
+        place = place_of(self._after(parameters))
         group = await self._reads.find(name)
         if group is None:
             return answers.group_missing(name)
-        place = (target, int(position or -1))
         page = await self._reads.parked(group.id, place, limit)
         following = f"{page[-1].target}@{page[-1].position}" if len(page) == limit else None
         events = [e for e in page if glob is None or glob.matches(e.target)]

@@ -21,11 +21,13 @@ from fencepost.server.groups.waiting import Lines, Place
 from fencepost.store.contract import Failure, Published, Store
 from fencepost.store.group_contract import (
     AckDone,
+    Aside,
     ClaimDone,
     ClaimTargets,
     Correlate,
     CorrelationDone,
     EventSpan,
+    ForgetReplays,
     GroupOutcome,
     GroupReads,
     GroupRequest,
@@ -213,17 +215,31 @@ class Working:
         spans: list[EventSpan] = []
         for index, lease in enumerate(done.leases):
             row = lease.row
-            aside = done.aside[index] if done.aside else ()
-            left_out = frozenset(e.position for e in aside if e.position > row.at)
-            replayed = tuple(e.position for e in aside if e.replaying)[:events_max]
+            aside = done.aside[index] if done.aside else Aside()
             after = max(row.at, row.waits_from - 1)
-            spans.append(EventSpan(row.source, after, row.work_to, left_out, replayed))
+            until = row.work_to if aside.until is None else min(row.work_to, aside.until)
+            replayed = aside.replayed[:events_max]
+            spans.append(EventSpan(row.source, after, until, aside.left_out, replayed))
         if events_max == 0 or not spans:
             return [SpanEvents((), span.after) for span in spans]
         names = done.group.settings.names
         found = await self._reads.events(spans, names, events_max=events_max, bytes_max=bytes_max)
         self._learn(done, found)
+        self._forget_replays(done, found)
         return found
+
+    def _forget_replays(self, done: ClaimDone, found: Sequence[SpanEvents]) -> None:
+        """Let parked events go that are in the log no longer, or their targets never come to rest.
+
+        The leases tell their workers of it (`pruned`).
+        """
+        gone = [
+            (lease.row.target, position)
+            for lease, span in zip(done.leases, found, strict=True)
+            for position in span.not_replayed
+        ]
+        if gone:
+            self.ask(ForgetReplays(done.group.name, done.group.id, gone), _ignore)
 
     def _learn(self, done: ClaimDone, found: Sequence[SpanEvents]) -> None:
         known = self.known.get(done.group.name)
@@ -291,6 +307,10 @@ class Working:
             counted.parked += item.outcome == "parked"
         if wakes and known is not None:
             known.waiting.wake()
+
+
+def _ignore(outcome: object) -> None:
+    """If it was not stored, the next claim finds it again."""
 
 
 def _resolve(future: asyncio.Future[Any], outcome: object) -> None:

@@ -28,6 +28,7 @@ from fencepost.store.group_contract import (
     AckDone,
     AckLeases,
     AckRefused,
+    Aside,
     ClaimDone,
     ClaimTargets,
     EventSpan,
@@ -63,8 +64,10 @@ class SharedInbox:
         self._member = member
         self._deliver = deliver
         self._read_to = after
-        self._left_out: frozenset[int] = frozenset()
+        self._aside = Aside()
         self._replayed: tuple[int, ...] = ()
+        self._replaying: tuple[int, ...] = ()
+        """Parked entries that were given out again and wait for an ack."""
         self._open: deque[int] = deque()
         """The last position of each delivery that waits for its ack."""
         self._news = asyncio.Event()
@@ -96,14 +99,19 @@ class SharedInbox:
         if len(self._open) >= limits.deliveries_max:
             return False
         head = await self._behind.reads.head()
+        if self._aside.until is not None:
+            head = min(head, self._aside.until)
         if self._read_to >= head and not self._replayed:
             return False
-        span = EventSpan(self.path, self._read_to, head, self._left_out, self._replayed)
+        span = EventSpan(self.path, self._read_to, head, self._aside.left_out, self._replayed)
         [found] = await self._behind.reads.events(
             [span], (), events_max=limits.entries_max, bytes_max=limits.delivery_bytes_max
         )
         self._read_to = max(self._read_to, found.read_to)
-        self._replayed = ()
+        if self._replayed:
+            again = [event.position for event in found.events if event.replayed]
+            self._replaying = (*again, *found.not_replayed)
+            self._replayed = ()
         if not found.events:
             return self._read_to < head
         self._open.append(found.events[-1].position)
@@ -148,8 +156,6 @@ class LeasedInbox(SharedInbox):
         self._end = end
         self._ref: LeaseRef | None = None
         self._is_due = False
-        self._replaying: tuple[int, ...] = ()
-        """Parked entries that were given out again and wait for an ack."""
 
     @property
     def group(self) -> str:
@@ -176,10 +182,8 @@ class LeasedInbox(SharedInbox):
         self._ref = LeaseRef(self.group, outcome.group.id, row.target, row.token)
         self._token = behind.tokens.make(self._ref)
         self._read_to = max(row.at, row.waits_from - 1)
-        aside = outcome.aside[0] if outcome.aside else ()
-        self._left_out = frozenset(event.position for event in aside if event.position > row.at)
-        replayed = tuple(event.position for event in aside if event.replaying)
-        self._replayed = self._replaying = replayed[: behind.limits.entries_max]
+        self._aside = outcome.aside[0] if outcome.aside else Aside()
+        self._replayed = self._aside.replayed[: behind.limits.entries_max]
         return None
 
     def ack(self, ack: Ack, answer: Answer) -> None:
@@ -236,6 +240,11 @@ class LeasedInbox(SharedInbox):
         self.wake()
 
     async def _look(self) -> None:
+        known_to = self._aside.until
+        if known_to is not None and self._read_to >= known_to and not self._open:
+            # The next lease tells what is parked behind.
+            self._end(sessions.AWAY)
+            return
         # The lag that the group shows is counted from what it has looked at.
         if self._is_due:
             self._is_due = False

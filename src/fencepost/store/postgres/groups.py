@@ -20,6 +20,7 @@ from fencepost.store.group_contract import (
     AckLeases,
     ClaimTargets,
     Correlate,
+    ForgetReplays,
     GroupRequest,
     Operate,
     ParkEvents,
@@ -161,6 +162,8 @@ class TurnGroupRows(GroupRows):
                     yield from ((ref.group_id, ref.target) for ref, _ in request.items)
                 case RenewLeases():
                     yield from ((ref.group_id, ref.target) for ref in request.leases)
+                case ForgetReplays():
+                    yield from ((request.group_id, target) for target, _ in request.events)
                 case Correlate() if met is not None and met.targets != "message":
                     yield from ((met.id, item.target) for item in request.found)
                 case Operate() if met is not None:

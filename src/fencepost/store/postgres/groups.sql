@@ -89,6 +89,12 @@ FROM parked WHERE group_id = $1 AND target = $2 AND position = $3
 SELECT target, source, position, error, attempts, parked_ms, replaying
 FROM parked WHERE group_id = $1 AND target = $2 AND position > $3 ORDER BY position LIMIT $4
 
+-- name: replaying_of_target
+-- Those of them that are given out again.
+SELECT target, source, position, error, attempts, parked_ms, replaying
+FROM parked WHERE group_id = $1 AND target = $2 AND position > $3 AND replaying
+ORDER BY position LIMIT $4
+
 -- name: parked_after
 -- A page of parked events, by target and position.
 SELECT target, source, position, error, attempts, parked_ms, replaying

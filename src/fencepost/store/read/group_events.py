@@ -106,7 +106,7 @@ class _Reading:
                 if first > spans[n].after + 1:
                     gaps[n] = (spans[n].after + 1, first - 1)
         pruned = self._pruned(spans, gaps) if gaps else {}
-        return [answers[n]._replace(pruned=pruned.get(n)) for n in range(len(spans))]
+        return [_told(answers[n], pruned.get(n)) for n in range(len(spans))]
 
     def _begin(self, spans: Sequence[EventSpan]) -> None:
         """Look up where the events of single streams begin, one lease of each."""
@@ -134,11 +134,11 @@ class _Reading:
 
     def _take(self, span: EventSpan) -> tuple[SpanEvents, int]:
         """The events of a span, and the position of its first one that is still in the log."""
-        given = [event._replace(replayed=True) for event in self._replays(span)]
+        given, gone = self._replays(span)
         low, until = span.after + 1, span.until
         if low > until or self._left_bytes <= 0 or self._events_max <= 0:
             # No room in this answer: the worker acks what it was given and claims again.
-            return SpanEvents(given, span.after), low
+            return SpanEvents(given, span.after, not_replayed=gone), low
         taken: list[Event] = []
         read_to, size = until, 0
         for examined, event in enumerate(self._stretch(span.source, low).events_from(low)):
@@ -154,15 +154,28 @@ class _Reading:
                 taken.append(event)
         self._left_bytes -= size
         events = [event for event in taken if event.position not in span.left_out]
-        return SpanEvents(given + events, read_to), taken[0].position if taken else read_to + 1
+        first = taken[0].position if taken else read_to + 1
+        return SpanEvents(given + events, read_to, not_replayed=gone), first
 
-    def _replays(self, span: EventSpan) -> Iterator[Event]:
+    def _replays(self, span: EventSpan) -> tuple[list[Event], list[int]]:
+        """The events to be given out again, as far as there is room, and the positions of those
+        that are gone."""
+        given: list[Event] = []
+        gone: list[int] = []
         for position in span.replayed:
-            for event in _events_from(self._connection, span.source, position, {}):
-                if event.position >= position:
-                    if event.position == position:
-                        yield event
-                    break
+            if self._left_bytes <= 0:
+                break
+            events = _events_from(self._connection, span.source, position, {})
+            event = next((event for event in events if event.position >= position), None)
+            if event is None or event.position > position:
+                gone.append(position)
+                continue
+            cost = len(event.data) + EVENT_BYTES
+            if given and cost > self._left_bytes:
+                break
+            self._left_bytes -= cost
+            given.append(event._replace(replayed=True))
+        return given, gone
 
     def _pruned(
         self, spans: Sequence[EventSpan], gaps: Mapping[int, tuple[int, int]]
@@ -178,6 +191,12 @@ class _Reading:
             if last is not None:
                 found[n] = (low, last)
         return found
+
+
+def _told(answer: SpanEvents, pruned: tuple[int, int] | None) -> SpanEvents:
+    """An answer with the positions between which events are gone, those to be replayed included."""
+    gone = [*(pruned or ()), *answer.not_replayed]
+    return answer._replace(pruned=(min(gone), max(gone)) if gone else None)
 
 
 # Sources that are streams

@@ -42,6 +42,7 @@ from fencepost.protocol.groups import (
     decide_group,
 )
 from fencepost.protocol.leases import (
+    DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
     CorrelationDecision,
@@ -68,12 +69,14 @@ from fencepost.store.group_contract import (
     AckDone,
     AckLeases,
     AckRefused,
+    Aside,
     Changed,
     ClaimDone,
     ClaimTargets,
     Correlate,
     CorrelationDone,
     DeleteGroup,
+    ForgetReplays,
     GroupDeleted,
     GroupMissing,
     GroupOutcome,
@@ -94,7 +97,8 @@ CANDIDATES_MAX = 1_000
 AUDITED = frozenset(("unblock", "reset", "skip", "park"))
 """What operators do that the audit stream tells of."""
 ASIDE_MAX = 1_000
-"""Parked events of one target that a claim looks at."""
+"""Parked events of one target that a claim looks at, and rows that one request with a filter looks
+through."""
 
 
 class Numbers(Protocol):
@@ -138,6 +142,11 @@ class GroupDecider:
             case DeleteGroup() | ClaimTargets() | AckLeases() | RenewLeases():
                 group = self._groups.find_group(request.group)
                 return GroupMissing() if group is None else self._work(group, request)
+            case ForgetReplays():
+                group = self._groups.find_group(request.group)
+                if group is None or group.id != request.group_id:
+                    return GroupMissing()
+                return self._forget(group, request)
             case Operate() | ParkEvents():
                 group = self._groups.find_group(request.group)
                 if group is None:
@@ -299,16 +308,21 @@ class GroupDecider:
         due_ms = None
         if not decision.leases:
             due_ms = self._groups.next_due_ms(group, claim.lane, now_ms)
-        aside: list[Sequence[Parked]] = []
+        aside: list[Aside] = []
         if group.parked_count:
             aside = [self._aside(group, lease.row) for lease in decision.leases]
         return ClaimDone(group, decision.leases, decision.blocked, due_ms, now_ms, aside)
 
-    def _aside(self, group: Group, row: Target) -> Sequence[Parked]:
+    def _aside(self, group: Group, row: Target) -> Aside:
         """The parked events that matter for a lease: those to replay, and those to leave out."""
-        after = -1 if row.replaying else row.at
-        events = self._groups.parked_of(group.id, row.target, after, ASIDE_MAX)
-        return [event for event in events if event.replaying or event.position > row.at]
+        find, target = self._groups.parked_of, row.target
+        replayed = find(group.id, target, -1, ASIDE_MAX, replaying=True) if row.replaying else []
+        ahead = [] if row.at >= row.work_to else find(group.id, target, row.at, ASIDE_MAX)
+        return Aside(
+            tuple(event.position for event in replayed),
+            frozenset(event.position for event in ahead),
+            ahead[-1].position if len(ahead) == ASIDE_MAX else None,
+        )
 
     def _ack(self, group: Group, request: AckLeases) -> AckDone | AckRefused:
         now_ms = self._tick()
@@ -543,7 +557,7 @@ class GroupDecider:
     def _store_operated(self, group: Group, request: Operate, row: Target) -> None:
         changes, groups = self._open_group(), self._groups
         if request.operation == "reset":
-            gone = self._parked_behind(group, row)
+            gone = self._parked_behind(group, row) if group.parked_count else []
             for event in gone:
                 groups.drop_parked(changes, group.id, row.target, event.position)
             replayed = sum(event.replaying for event in gone)
@@ -570,15 +584,9 @@ class GroupDecider:
         self, group: Group, request: ParkEvents, now_ms: int
     ) -> Changed | TargetMissing | LimitExceeded:
         """Set events aside; a filter parks the event that each of its targets failed on."""
-        events = list(request.events or ())
+        events, following = list(request.events or ()), None
         if request.events is None:
-            blocked = request.filter.blocked is True
-            events += [
-                (row.target, row.failed)
-                for row in self._groups.page(group.id, "", request.limit, blocked=blocked)
-                if row.failed is not None
-                and request.filter.matches(row.target, row.source, row.lane, blocked=row.blocked)
-            ]
+            events, following = self._failed_events(group, request)
         # Every name is looked up before the first event is set aside: a refusal changes nothing.
         new = 0
         for name, position in dict.fromkeys(events):
@@ -615,11 +623,28 @@ class GroupDecider:
             else:
                 self._groups.save(changes, group.id, row)
             changed.append(name)
-        return Changed(changed, None, len(changed))
+        return Changed(changed, following, len(changed))
+
+    def _failed_events(
+        self, group: Group, request: ParkEvents
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """The events that targets failed on, piece by piece; the target to go on after."""
+        blocked = request.filter.blocked is True
+        page = self._groups.page(group.id, request.after[0], ASIDE_MAX, blocked=blocked)
+        found: list[tuple[str, int]] = []
+        for row in page:
+            if row.failed is not None and request.filter.matches(
+                row.target, row.source, row.lane, blocked=row.blocked
+            ):
+                found.append((row.target, row.failed))
+                if len(found) == request.limit:
+                    return found, row.target
+        return found, page[-1].target if len(page) == ASIDE_MAX else None
 
     def _replay(self, group: Group, request: ParkEvents, now_ms: int) -> Changed | TargetMissing:
         """Have parked events given out again: those named, or some of those that a filter takes."""
         events: list[Parked] = []
+        following = None
         if request.events is not None:
             for name, position in request.events:
                 event = self._groups.find_parked(group.id, name, position)
@@ -627,7 +652,7 @@ class GroupDecider:
                     return TargetMissing(f"{name}@{position}")
                 events.append(event)
         else:
-            events = self._waiting_aside(group, request)
+            events, following = self._waiting_aside(group, request)
         changed: list[str] = []
         for event in events:
             row = self._groups.find(group.id, event.target)
@@ -642,24 +667,54 @@ class GroupDecider:
                 current = current._replace(lanes=(*current.lanes, decision.row.lane))
             self._recount(current, targets=row is None)
             changed.append(event.target)
-        return Changed(changed, None, len(changed))
+        return Changed(changed, following, len(changed))
 
-    def _waiting_aside(self, group: Group, request: ParkEvents) -> list[Parked]:
+    def _waiting_aside(self, group: Group, request: ParkEvents) -> tuple[list[Parked], str | None]:
+        """Parked events that a filter takes, piece by piece; the place to go on after."""
+        chosen = request.filter
+        # Rows are looked up only where the filter asks what the event itself does not say.
+        by_row = chosen.lane is not None or chosen.blocked is not None
+        of_event = chosen._replace(lane=None, blocked=None)
+        page = self._groups.parked_page(group.id, request.after, ASIDE_MAX)
         found: list[Parked] = []
-        after = ("", -1)
-        while len(found) < request.limit:
-            page = self._groups.parked_page(group.id, after, ASIDE_MAX)
-            for event in page:
+        for event in page:
+            if event.replaying or not of_event.matches(
+                event.target, event.source, DEFAULT_LANE, blocked=False
+            ):
+                continue
+            if by_row:
                 row = self._groups.find(group.id, event.target)
-                lane, blocked = (row.lane, row.blocked) if row else ("default", False)
-                if not event.replaying and request.filter.matches(
-                    event.target, event.source, lane, blocked=blocked
-                ):
-                    found.append(event)
-            if len(page) < ASIDE_MAX:
-                break
-            after = (page[-1].target, page[-1].position)
-        return found[: request.limit]
+                lane, blocked = (row.lane, row.blocked) if row else (DEFAULT_LANE, False)
+                if not chosen.matches(event.target, event.source, lane, blocked=blocked):
+                    continue
+            found.append(event)
+            if len(found) == request.limit:
+                return found, f"{event.target}@{event.position}"
+        if len(page) < ASIDE_MAX:
+            return found, None
+        return found, f"{page[-1].target}@{page[-1].position}"
+
+    def _forget(self, group: Group, request: ForgetReplays) -> Changed:
+        """Let parked events go that cannot be given out again."""
+        changed: list[str] = []
+        for name, position in request.events:
+            event = self._groups.find_parked(group.id, name, position)
+            if event is None or not event.replaying:
+                continue
+            group = self._groups.find_group(group.name) or group
+            self._groups.drop_parked(self._open_group(), group.id, name, position)
+            group = self._recount(group, parked=-1)
+            changed.append(name)
+            row = self._groups.find(group.id, name)
+            if row is None:
+                continue
+            row = row._replace(replaying=max(0, row.replaying - 1), updated_ms=self._tick())
+            is_message = group.settings.targets == "message"
+            if is_message and row.worker is None and not row.has_work:
+                self._drop(group, name, row.token)
+            else:
+                self._groups.save(self._open_group(), group.id, row)
+        return Changed(changed, None, len(changed))
 
 
 def _operated(group: Group, row: Target, request: Operate, now_ms: int) -> Target | None:

@@ -233,21 +233,25 @@ class Groups:
         rows = self._connection.fetch("find_parked", place)
         return parked_from_row(rows[0]) if rows else None
 
-    def parked_of(self, group_id: int, target: str, after: int, rows_max: int) -> list[Parked]:
-        """The parked events of a target behind a position, in order."""
+    def parked_of(
+        self, group_id: int, target: str, after: int, rows_max: int, *, replaying: bool = False
+    ) -> list[Parked]:
+        """The parked events of a target behind a position, in order; `replaying`: only those that
+        are given out again."""
         changed: dict[int, Parked | None] = {}
         for changes in self._pending:
             for (owner, name, position), event in changes.parked.items():
                 if owner == group_id and name == target:
                     changed[position] = event
         values = (group_id, target, after, rows_max + len(changed))
-        rows = self._connection.fetch("parked_of_target", values)
+        query = "replaying_of_target" if replaying else "parked_of_target"
+        rows = self._connection.fetch(query, values)
         found: dict[int, Parked | None] = {row[2]: parked_from_row(row) for row in rows}
         found |= changed
         return [
             event
             for _, event in sorted(found.items())
-            if event is not None and event.position > after
+            if event is not None and event.position > after and (event.replaying or not replaying)
         ][:rows_max]
 
     def parked_page(self, group_id: int, after: tuple[str, int], rows_max: int) -> list[Parked]:
