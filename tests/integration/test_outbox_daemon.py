@@ -340,6 +340,7 @@ BAD_SENDS: list[tuple[dict[str, Any], int, str]] = [
         404,
         "row_not_found",
     ),
+    ({"url": "/v1/outbox/nope/drop", "content": b"{}"}, 404, "row_not_found"),
     (
         {"url": "/v1/outbox/01M7RA5Q69NC100KA8CE7MFXWH/requeue", "content": b"{}"},
         400,

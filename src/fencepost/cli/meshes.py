@@ -17,6 +17,7 @@ import fencepost
 from fencepost.cli.options import AsJson, Token, Url
 from fencepost.cli.profile import resolve
 from fencepost.cli.render import (
+    REFUSED,
     USAGE,
     CommandError,
     ask,
@@ -283,8 +284,13 @@ def inbox(
       fencepost inbox ann --mesh shop --json | jq .body
     """
     with talking(url, token, as_json=as_json) as client:
-        path = f"__mesh/{_mesh(mesh)}/inbox/{member}"
-        found = client.stream(path).read().messages()
+        name = _mesh(mesh)
+        try:
+            found = client.stream(f"__mesh/{name}/inbox/{member}").read().messages()
+        except fencepost.StreamNotFoundError:
+            detail = f"the mesh {name!r} has no member {member!r}, or there is no such mesh"
+            advice = f"`fencepost mesh list {name}` shows its members"
+            raise CommandError(f"{detail}. {advice}", REFUSED) from None
         if as_json:
             show_lines(found)
             return

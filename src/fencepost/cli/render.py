@@ -198,6 +198,15 @@ _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
         fencepost.StreamNotFoundError,
         "`fencepost ls` shows the streams there are, `fencepost create` makes one",
     ),
+    (
+        fencepost.DestinationNotFoundError,
+        "`fencepost mesh list MESH` shows what the mesh has, `fencepost mesh topic` and its like"
+        " make it",
+    ),
+    (
+        fencepost.MeshNotFoundError,
+        "`fencepost mesh list` shows the meshes there are, `fencepost mesh create` makes one",
+    ),
     (fencepost.NotFoundError, "Check the URL and the path"),
     (fencepost.OffsetTruncatedError, "The stream begins later now: leave the offset out"),
     (fencepost.StreamDeletedError, "Only its forks are left: use another path"),
@@ -217,6 +226,8 @@ _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
 def _advice(error: fencepost.ResponseError) -> str:
     if isinstance(error, fencepost.TailMovedError) and error.next_offset is not None:
         return f"The tail is {error.next_offset} now: read up to it, then decide again"
+    if isinstance(error, fencepost.KeyReusedError) and "conflict" in error.problem:
+        return "Give another message another --id"
     for kind, advice in _ADVICE:
         if isinstance(error, kind):
             return advice

@@ -46,7 +46,7 @@ Respond = Callable[[Answer], None]
 LIST_MAX = 1_000
 IPC_FEATURES = ("send", "inbox", "events", "outbox", "requeue_payload", "hooks")
 _JSON = [(b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store")]
-_ROW = re.compile(rb"/v1/outbox/([0-9A-HJKMNP-TV-Z]{26})(?:/(requeue|drop))?")
+_ROW = re.compile(rb"/v1/outbox/([\w.-]{1,64})(?:/(requeue|drop))?")
 
 
 class RefusedError(Exception):
