@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -416,6 +418,25 @@ def test_many_threads_lose_no_increment(client: Client, stream: Stream) -> None:
     row = Resources(stream, "counter", Counter).get("visits")
     assert row is not None
     assert (row.value, row.version) == (Counter(60), 59)
+
+
+def test_threads_that_share_an_object_do_not_contend(ours: Resources[Counter]) -> None:
+    """As the requests of a web application do; each of them may lose to other actors only."""
+    with ThreadPoolExecutor(16) as pool:
+        rows = list(pool.map(lambda _: ours.update("visits", more, retries=0), range(64)))
+
+    assert sorted(row.version for row in rows) == list(range(64))
+
+
+async def test_coroutines_that_share_an_object_do_not_contend(
+    server_process: ServerProcess, path: str
+) -> None:
+    async with fencepost.connect_async(server_process.url) as client:
+        ours = AsyncResources(await client.create(path), "counter", Counter)
+
+        rows = await asyncio.gather(*(ours.update("a", more, retries=0) for _one in range(64)))
+
+        assert sorted(row.version for row in rows) == list(range(64))
 
 
 def test_changes_of_others_are_followed(

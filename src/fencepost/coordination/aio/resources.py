@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 from weakref import WeakSet
@@ -36,6 +37,7 @@ class AsyncResources(Generic[T]):
         self._driver = stream._driver
         self._core = Resourcing(stream._settings, stream.path, type, kind)
         self._following: WeakSet[AsyncStop] = WeakSet()
+        self._turns: dict[str, asyncio.Lock] = {}
 
     async def get(self, key: str) -> Row[T] | None:
         """The row as it is now; None when there is none.
@@ -88,17 +90,26 @@ class AsyncResources(Generic[T]):
         When others were first it reads again and, unless `on_conflict` answers otherwise, calls
         `mutate` again, so `mutate` does nothing but compute. Without others it is one request.
 
+        Updates of a row through these `AsyncResources` wait for each other: only what others write
+        is a conflict.
+
         Raises `UpdateContendedError` after `retries` repetitions and `UpdateAbortedError` when the
         handler says so; nothing was stored then.
         """
-        return await self._driver.run(self._core.update(key, mutate, retries, on_conflict))
+        async with self._turn(key):
+            return await self._driver.run(self._core.update(key, mutate, retries, on_conflict))
 
     async def delete(
         self, key: str, *, retries: int = RETRIES, on_conflict: OnConflict[T] | None = None
     ) -> None:
         """Remove a row, whatever its value; its versions go on if it comes back."""
-        await self._driver.run(self._core.delete(key, retries, on_conflict))
+        async with self._turn(key):
+            await self._driver.run(self._core.delete(key, retries, on_conflict))
 
     async def settle(self, key: str) -> bool | None:
         """Whether an update that raised `OutcomeUnknownError` is stored; None: there was none."""
-        return await self._driver.run(self._core.settle(key))
+        async with self._turn(key):
+            return await self._driver.run(self._core.settle(key))
+
+    def _turn(self, key: str) -> asyncio.Lock:
+        return self._turns.setdefault(key, asyncio.Lock())

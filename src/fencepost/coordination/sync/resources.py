@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 from weakref import WeakSet
@@ -37,6 +38,7 @@ class Resources(Generic[T]):
         self._driver = stream._driver
         self._core = Resourcing(stream._settings, stream.path, type, kind)
         self._following: WeakSet[Stop] = WeakSet()
+        self._turns: dict[str, threading.Lock] = {}
 
     def get(self, key: str) -> Row[T] | None:
         """The row as it is now; None when there is none.
@@ -88,17 +90,26 @@ class Resources(Generic[T]):
         When others were first it reads again and, unless `on_conflict` answers otherwise, calls
         `mutate` again, so `mutate` does nothing but compute. Without others it is one request.
 
+        Updates of a row through these `Resources` wait for each other: only what others write
+        is a conflict.
+
         Raises `UpdateContendedError` after `retries` repetitions and `UpdateAbortedError` when the
         handler says so; nothing was stored then.
         """
-        return self._driver.run(self._core.update(key, mutate, retries, on_conflict))
+        with self._turn(key):
+            return self._driver.run(self._core.update(key, mutate, retries, on_conflict))
 
     def delete(
         self, key: str, *, retries: int = RETRIES, on_conflict: OnConflict[T] | None = None
     ) -> None:
         """Remove a row, whatever its value; its versions go on if it comes back."""
-        self._driver.run(self._core.delete(key, retries, on_conflict))
+        with self._turn(key):
+            self._driver.run(self._core.delete(key, retries, on_conflict))
 
     def settle(self, key: str) -> bool | None:
         """Whether an update that raised `OutcomeUnknownError` is stored; None: there was none."""
-        return self._driver.run(self._core.settle(key))
+        with self._turn(key):
+            return self._driver.run(self._core.settle(key))
+
+    def _turn(self, key: str) -> threading.Lock:
+        return self._turns.setdefault(key, threading.Lock())
