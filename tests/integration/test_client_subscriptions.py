@@ -197,6 +197,26 @@ async def test_a_worker_waits_for_wakes_and_stops(
         assert seen == [0, 1, 2]
 
 
+async def test_a_worker_whose_wake_stream_was_closed_asks_less_and_less_often(
+    connect: Connect, server_process: ServerProcess, path: str
+) -> None:
+    asked: list[object] = []
+
+    def on_error(error: fencepost.FencepostError) -> None:
+        asked.append(error)
+
+    async with connect(server_process.url, on_error=on_error) as client:
+        subscription = await pulling(client, path)
+        await client.stream((await subscription.info()).wake_stream).close()
+
+        working = asyncio.create_task(subscription.work(lambda _: None, worker="ann"))
+        await asyncio.wait([working], timeout=1)
+        await subscription.stop()
+        await working
+
+    assert 2 < len(asked) < 40
+
+
 async def test_a_handler_that_raises_gives_the_work_back(
     connect: Connect, server_process: ServerProcess, path: str
 ) -> None:

@@ -27,7 +27,7 @@ from fencepost.client.errors import (
     require,
 )
 from fencepost.client.heartbeats import AsyncHeartbeats
-from fencepost.client.reading import Reader
+from fencepost.client.reading import SHORT_LIVED_MS, Reader
 from fencepost.client.settings import NO_RETRIES, ClientSettings
 from fencepost.client.subscriptions import (
     SubscriptionInfo,
@@ -304,6 +304,8 @@ class AsyncSubscription:
             raise InvalidArgumentError(f"{self.id} calls a webhook: there is nothing to claim")
         announced = AsyncStream(self._driver, found.wake_stream)
         failures = 0
+        short = 0
+        clock, retries = self._settings.clock, self._settings.retries
         while not self._stopped.is_set():
             # Before the claim: a wake that comes after it is not missed.
             place = (await announced.head()).next_offset
@@ -312,7 +314,14 @@ class AsyncSubscription:
             except (AlreadyClaimedError, NoPendingWorkError):
                 if until_idle:
                     return
-                await self._next_event(announced, place)
+                began_ms = clock.monotonic_ms()
+                is_announced = await self._next_event(announced, place)
+                if is_announced or clock.monotonic_ms() - began_ms >= SHORT_LIVED_MS:
+                    short = 0
+                    continue
+                # A wake stream that was closed, for example, brings nothing and ends at once.
+                await async_wait(self._stopped, retries.delay(short, clock.random()))
+                short += 1
                 continue
             try:
                 await self._handle(handler, wake)
@@ -323,7 +332,6 @@ class AsyncSubscription:
                 if on_error is None:
                     raise
                 on_error(error, wake)
-                clock, retries = self._settings.clock, self._settings.retries
                 await async_wait(self._stopped, retries.delay(failures, clock.random()))
                 failures += 1
 
@@ -337,8 +345,8 @@ class AsyncSubscription:
         async with wake:
             await async_call(lambda: handler(wake))
 
-    async def _next_event(self, announced: AsyncStream, place: str) -> None:
-        """Wait until a wake of this subscription is announced, or for a while."""
+    async def _next_event(self, announced: AsyncStream, place: str) -> bool:
+        """Wait until a wake of this subscription is announced, or for a while; whether one was."""
         reading = announced.follow(offset=place, timeout=LOOK_SECONDS)
         self._waiting = reading
         try:
@@ -346,8 +354,9 @@ class AsyncSubscription:
             while not self._stopped.is_set():
                 async for event in reading:
                     if isinstance(event, dict) and event.get("subscription_id") == self.id:
-                        return
-                return
+                        return True
+                break
+            return False
         finally:
             self._waiting = None
             await reading.close()

@@ -25,7 +25,7 @@ from fencepost.client.errors import (
     require,
 )
 from fencepost.client.heartbeats import Heartbeats
-from fencepost.client.reading import Reader
+from fencepost.client.reading import SHORT_LIVED_MS, Reader
 from fencepost.client.settings import NO_RETRIES, ClientSettings
 from fencepost.client.subscriptions import (
     SubscriptionInfo,
@@ -305,6 +305,8 @@ class Subscription:
             raise InvalidArgumentError(f"{self.id} calls a webhook: there is nothing to claim")
         announced = Stream(self._driver, found.wake_stream)
         failures = 0
+        short = 0
+        clock, retries = self._settings.clock, self._settings.retries
         while not self._stopped.is_set():
             # Before the claim: a wake that comes after it is not missed.
             place = (announced.head()).next_offset
@@ -313,7 +315,14 @@ class Subscription:
             except (AlreadyClaimedError, NoPendingWorkError):
                 if until_idle:
                     return
-                self._next_event(announced, place)
+                began_ms = clock.monotonic_ms()
+                is_announced = self._next_event(announced, place)
+                if is_announced or clock.monotonic_ms() - began_ms >= SHORT_LIVED_MS:
+                    short = 0
+                    continue
+                # A wake stream that was closed, for example, brings nothing and ends at once.
+                wait(self._stopped, retries.delay(short, clock.random()))
+                short += 1
                 continue
             try:
                 self._handle(handler, wake)
@@ -324,7 +333,6 @@ class Subscription:
                 if on_error is None:
                     raise
                 on_error(error, wake)
-                clock, retries = self._settings.clock, self._settings.retries
                 wait(self._stopped, retries.delay(failures, clock.random()))
                 failures += 1
 
@@ -338,8 +346,8 @@ class Subscription:
         with wake:
             call(lambda: handler(wake))
 
-    def _next_event(self, announced: Stream, place: str) -> None:
-        """Wait until a wake of this subscription is announced, or for a while."""
+    def _next_event(self, announced: Stream, place: str) -> bool:
+        """Wait until a wake of this subscription is announced, or for a while; whether one was."""
         reading = announced.follow(offset=place, timeout=LOOK_SECONDS)
         self._waiting = reading
         try:
@@ -347,8 +355,9 @@ class Subscription:
             while not self._stopped.is_set():
                 for event in reading:
                     if isinstance(event, dict) and event.get("subscription_id") == self.id:
-                        return
-                return
+                        return True
+                break
+            return False
         finally:
             self._waiting = None
             reading.close()
