@@ -11,7 +11,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -37,8 +37,11 @@ class Asked:
         return parse_qs(self.target.partition("?")[2]).get("live", [None])[0]
 
 
-Answer = Callable[[Asked], bytes | None]
-"""The bytes of an answer; None: say nothing and leave the connection open until the end."""
+Answer = Callable[[Asked], bytes | Iterator[bytes] | None]
+"""The bytes of an answer; None: say nothing and leave the connection open until the end.
+
+What an iterator gives is sent piece by piece until the client hangs up; then the connection ends.
+"""
 
 
 def response(
@@ -79,6 +82,8 @@ class OddServer:
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         )
         self.ended = threading.Event()
+        self.sent_bytes = 0
+        """Of answers that are sent piece by piece: what the client and the kernel have taken."""
 
     @property
     def url(self) -> str:
@@ -146,6 +151,13 @@ class _Handler(socketserver.StreamRequestHandler):
         answer = odd.answer(asked)
         if answer is None:
             odd.ended.wait(60)
+            return False
+        if not isinstance(answer, bytes):
+            for piece in answer:
+                if odd.ended.is_set():
+                    break
+                self.wfile.write(piece)
+                odd.sent_bytes += len(piece)
             return False
         self.wfile.write(answer)
         return b"\r\nConnection: close" not in answer

@@ -71,11 +71,11 @@ async def test_news_are_asked_for_at_once_after_progress(connect: Connect) -> No
 
     def answer(asked: Asked) -> bytes:
         if asked.live is None:
-            return tail(offset="0")
+            return tail(offset="100")
         number = int(asked.target.partition("offset=")[2].partition("&")[0])
         control = b'{"streamNextOffset":"%d","streamClosed":%s}' % (
             number + 1,
-            b"true" if number == 199 else b"false",
+            b"true" if number == 299 else b"false",
         )
         events = b"event: data\ndata: [%d]\n\nevent: control\ndata: %b\n\n" % (number, control)
         return response(200, events, content_type="text/event-stream", connection="close")
@@ -84,7 +84,7 @@ async def test_news_are_asked_for_at_once_after_progress(connect: Connect) -> No
         async with connect(server.url) as client:
             seen = await follow_for(client.stream("s").follow(), 30)
 
-        assert seen == list(range(200))
+        assert seen == list(range(100, 300))
 
 
 @pytest.mark.parametrize("status", [200, 400, 405, 406, 501])

@@ -15,6 +15,10 @@ from typing import Any, Self
 
 import msgspec
 
+CODE_CHARACTERS_MAX = 100
+DETAIL_CHARACTERS_MAX = 4_000
+"""How much of what a server says about a refusal is shown; `problem` has all of it."""
+
 
 class FencepostError(Exception):
     """The root: catch it to catch everything this package raises.
@@ -712,11 +716,13 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ResponseEr
     nested = _nested(problem)
     if not isinstance(code, str) and isinstance(nested.get("code"), str):
         code = nested["code"].lower()
-    if not isinstance(code, str):
+    if not isinstance(code, str) or len(code) > CODE_CHARACTERS_MAX:
         code = _code_of(status, headers)
     detail = problem.get("detail", nested.get("message"))
     if not isinstance(detail, str):
         detail = body[:500].decode(errors="replace") or "the server gave no reason"
+    if len(detail) > DETAIL_CHARACTERS_MAX:
+        detail = detail[:DETAIL_CHARACTERS_MAX] + " ..."
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if status < 400:
         kind, code = RedirectedError, "redirected"

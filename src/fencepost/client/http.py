@@ -24,10 +24,13 @@ from fencepost.client.errors import (
 )
 from fencepost.client.proxies import Proxy
 
-RESPONSE_BYTES_MAX = 1 << 30
+RESPONSE_BYTES_MAX = 256 << 20
 """The largest body that is held in memory; a server of ours sends about 1 MiB at a time."""
 HEAD_BYTES_MAX = 64 * 1024
-"""All header lines of a response."""
+"""All header lines of a response, and all trailers behind it."""
+GZIP = b"\x1f\x8b"
+SMALL_BYTES = 4 * 1024
+"""Pieces of a body that are smaller are put together: a list of them would be many times larger."""
 
 _BAD_VALUE = re.compile(r"[\r\n\x00]")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -190,23 +193,39 @@ class _Encoding:
     """
 
     def __init__(self, name: str) -> None:
-        # 32 + 15: the header says whether it is gzip or zlib.
-        self._inflate = zlib.decompressobj(47)
-        self._first = True
         self._name = name
+        self._begin = b""
+        self._inflate: zlib._Decompress | None = None
 
     def decode(self, data: bytes, bytes_max: int) -> bytes:
-        try:
-            decoded = self._inflate.decompress(data, bytes_max)
-        except zlib.error as error:
-            if self._name != "deflate" or not self._first:
+        """What `data` adds to the body; of more than `bytes_max` only the beginning."""
+        decoded = b""
+        while data and len(decoded) < bytes_max:
+            if self._inflate is None or self._inflate.eof:
+                # Behind one gzip there may be another: together they are the body.
+                self._begin += data
+                if len(self._begin) < 2:
+                    break
+                data, self._begin = self._begin, b""
+                self._inflate = zlib.decompressobj(self._window(data))
+            try:
+                decoded += self._inflate.decompress(data, bytes_max - len(decoded))
+            except zlib.error as error:
                 raise ProtocolError(f"the server's answer is not {self._name}: {error}") from None
-            # Some servers send deflate without the header that it should have.
-            self._inflate = zlib.decompressobj(-15)
-            self._first = False
-            return self.decode(data, bytes_max)
-        self._first = False
+            data = self._inflate.unused_data
         return decoded
+
+    def end(self) -> None:
+        """See that the body is whole, now that nothing follows."""
+        if self._begin or not (self._inflate is None or self._inflate.eof):
+            raise ProtocolError(f"the server's answer ends in the middle of its {self._name}")
+
+    def _window(self, data: bytes) -> int:
+        # Some servers send deflate without the header of zlib, which it should have.
+        has_header = data[0] & 15 == 8 and int.from_bytes(data[:2]) % 31 == 0
+        if self._name == "deflate" and not has_header and data[:2] != GZIP:
+            return -15
+        return 47  # 32 + 15: the header says whether it is gzip or zlib
 
 
 class ResponseParser:
@@ -217,7 +236,7 @@ class ResponseParser:
         """Complete responses that were not taken yet."""
         self.head: Response | None = None
         """The response that is under way, once its headers are complete."""
-        self.pieces: list[bytes] = []
+        self.pieces: list[bytes | bytearray] = []
         """Body of the response under way, as far as it came."""
         self.closing = False
         """Whether the server will close the connection after the last response."""
@@ -229,6 +248,9 @@ class ResponseParser:
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._size = 0
+        self._fields_size = 0
+        self._waiting_size = 0
+        self._moved = False
         self._encoding: _Encoding | None = None
 
     @property
@@ -238,6 +260,7 @@ class ResponseParser:
 
     def feed(self, data: bytes) -> None:
         """Take what arrived."""
+        self._moved = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -246,6 +269,14 @@ class ResponseParser:
             if isinstance(error.__context__, ProtocolError):
                 raise error.__context__ from None
             raise ProtocolError(f"the server's answer is not HTTP: {error}") from None
+        except httptools.HttpParserUpgrade:
+            raise ProtocolError(
+                "the server's answer is an upgrade that was not asked for"
+            ) from None
+        # What the parser holds back itself is a line without an end: it tells of whole ones only.
+        self._waiting_size = 0 if self._moved else self._waiting_size + len(data)
+        if self._waiting_size > HEAD_BYTES_MAX:
+            raise ProtocolError("the headers of the server's answer have no end")
 
     def end(self) -> bool:
         """The connection ended; says whether a response that has no length ended with it."""
@@ -270,16 +301,18 @@ class ResponseParser:
     # What httptools calls.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._size += len(name) + len(value)
-        if self._size > HEAD_BYTES_MAX:
+        self._fields_size += len(name) + len(value)
+        if self._fields_size > HEAD_BYTES_MAX:
             raise ProtocolError("the headers of the server's answer have no end")
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if self.head is None:  # else it is a trailer, which says nothing that we know
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         self.closing = not self._parser.should_keep_alive()
         self.head = Response(status, self._headers)
-        self._size = 0
+        self._size = self._fields_size = 0
+        self._moved = self._moved or status >= 200
         self._encoding = None
         encoding = self._headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
@@ -292,12 +325,18 @@ class ResponseParser:
             self._fresh()
 
     def on_body(self, body: bytes) -> None:
+        self._moved = True
         if self._encoding is not None:
-            body = self._encoding.decode(body, RESPONSE_BYTES_MAX + 1)
+            body = self._encoding.decode(body, RESPONSE_BYTES_MAX + 1 - self._size)
         self._size += len(body)
         if self._size > RESPONSE_BYTES_MAX:
             raise ProtocolError("the server's answer is too large to hold")
-        self.pieces.append(body)
+        if not self.pieces or len(body) >= SMALL_BYTES:
+            self.pieces.append(body)
+        elif isinstance(last := self.pieces[-1], bytearray):
+            last += body
+        else:
+            self.pieces.append(bytearray(body))
 
     def on_message_complete(self) -> None:
         if self.head is not None and self.head.status >= 200:
@@ -309,9 +348,11 @@ class ResponseParser:
 
     def _finish(self) -> None:
         assert self.head is not None
-        self.head.body = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        if self._encoding is not None:
+            self._encoding.end()
+        self.head.body = b"".join(self.pieces)
         self.done.append(self.head)
         self.head = None
         self.pieces = []
         self._headers = {}
-        self._size = 0
+        self._size = self._fields_size = 0

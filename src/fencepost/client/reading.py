@@ -40,7 +40,7 @@ from fencepost.client.retry import (
     retry_after,
 )
 from fencepost.client.settings import ClientSettings
-from fencepost.client.sse import EventParser
+from fencepost.client.sse import EVENT_BYTES_MAX, EventParser
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -57,9 +57,9 @@ NO_EVENTS = frozenset((400, 405, 406, 501))
 
 
 class Pace:
-    """Waits for news one after the other, and never hammers a server that ends them at once.
+    """Asks for news again and again, and never hammers a server that answers at once with none.
 
-    The delay before the next wait grows with every wait that was short and brought nothing.
+    The delay before the next request grows with every one that was short and brought nothing.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -116,9 +116,17 @@ class Cursor(Generic[T]):
             self._decode = whole if self._undecoded else decoder(content_type, self._kind)
 
     def _batch(self, data: bytes, next_offset: str, *, up_to_date: bool, closed: bool) -> Batch[T]:
-        assert self._decode is not None
+        messages: list[T] = []
+        if data:
+            assert self._decode is not None
+            messages = self._decode(data)
+        # An offset that leads nowhere, or back, would bring the same messages again and again. The
+        # protocol has offsets sort as texts; `-1` comes before all of them.
+        onward = self.offset == NOW or next_offset > self.offset
+        if next_offset in ("", NOW) or (messages and not onward):
+            raise ProtocolError(f"the server names {next_offset!r} as what follows {self.offset!r}")
         batch = Batch(
-            messages=self._decode(data) if data else [],
+            messages=messages,
             data=data,
             offset=self.offset,
             next_offset=next_offset,
@@ -139,10 +147,12 @@ class Cursor(Generic[T]):
         next_offset = response.headers.get("stream-next-offset")
         if next_offset is None:
             raise ProtocolError("the answer to a read has no Stream-Next-Offset")
-        if response.status == 200:
+        if response.status == 204:
+            response.body = b""  # which has no type either
+        elif response.status in (200, 203):
             self._learn(response.headers.get("content-type", "application/octet-stream"))
-        elif self._decode is None:
-            self._decode = decoder("application/octet-stream", self._kind)
+        else:
+            raise ProtocolError(f"the server answers a read with {response.status}")
         return self._batch(
             response.body,
             next_offset,
@@ -180,7 +190,9 @@ class Reader(Cursor[T]):
 
     def next(self) -> Operation[Batch[T] | None]:
         """The next batch that holds something; None at the tail."""
+        pace = Pace(self._settings)
         while not (self.ended or self.stopped()):
+            yield from pace.wait()
             try:
                 batch = self._answered((yield from self._fetch()))
             except ConnectionFailedError:
@@ -218,6 +230,7 @@ class Follower(Cursor[T]):
         self._channel: Channel | None = None
         self._events = EventParser()
         self._data: list[bytes] = []
+        self._data_size = 0
         self._ready: deque[Batch[T]] = deque()
         self._failures = 0
         self._lost_ms: int | None = None
@@ -240,9 +253,8 @@ class Follower(Cursor[T]):
             self._failures = 0
             self._lost_ms = None
             self._renewed = False
-            if batch is not None and not stands_still(batch):
-                self._pace.progress()
             if batch is not None and batch.messages:
+                self._pace.progress()
                 return batch
         yield from self.shut()
         return None
@@ -261,8 +273,11 @@ class Follower(Cursor[T]):
     def _advance(self) -> Operation[Batch[T] | None]:
         if not self._caught_up:
             # `now` is asked for by itself first, so that a lost answer later cannot skip anything.
+            yield from self._pace.wait()
             batch = self._answered((yield from self._fetch()))
             self._caught_up = batch.up_to_date or batch.closed or stands_still(batch)
+            if self._caught_up:
+                self._pace.progress()
             return batch
         if self._by_events():
             return (yield from self._next_event())
@@ -307,6 +322,7 @@ class Follower(Cursor[T]):
             self._channel = channel
             self._events = EventParser()
             self._data = []
+            self._data_size = 0
             return
         yield Shut(channel)
         if self._live != "auto":
@@ -361,8 +377,10 @@ class Follower(Cursor[T]):
         encoded = self._channel.response.headers.get("stream-sse-data-encoding") == "base64"
         for event in self._events.feed(piece):
             if event.name == "data":
-                data = event.data
-                self._data.append(_unbased(data) if encoded else data)
+                self._data_size += len(event.data)
+                if self._data_size > EVENT_BYTES_MAX:
+                    raise ProtocolError("the server never says where its events lead")
+                self._data.append(_unbased(event.data) if encoded else event.data)
             elif event.name == "control":
                 control = _control(event.data)
                 self._cursor = control.streamCursor
@@ -375,6 +393,7 @@ class Follower(Cursor[T]):
                     )
                 )
                 self._data = []
+                self._data_size = 0
 
     def _wait(self, failure: ConnectionFailedError | ResponseError) -> Operation[None]:
         """Let time pass after a failure that may pass, or raise it."""
@@ -462,6 +481,8 @@ class Pages(Generic[T]):
             except (msgspec.DecodeError, RecursionError) as error:
                 raise ProtocolError(f"the list is not what it should be: {error}") from None
             following: Any = page.get("next")
+            if following is not None and following == self._after:
+                raise ProtocolError(f"the list goes on after {following!r} for ever")
             self._after = following
             self.ended = following is None
             entries: Any = page.get(self._name)
@@ -520,6 +541,7 @@ class LogReader:
                 continue
             self._failures = 0
             page = self._page(response)
+            self._check(page)
             self._advance(page)
             idle = waiting and self.tells_idle
             waiting = page.up_to_date
@@ -528,6 +550,16 @@ class LogReader:
             if page.entries or idle:
                 return page
         return None
+
+    def _check(self, page: LogPage) -> None:
+        """See that the next request does not bring the same again."""
+        before = self.after if self._lowest is None else self._until
+        if not isinstance(before, int):
+            return
+        moved = page.next - before if self._lowest is None else before - page.next
+        is_end = page.up_to_date or page.next in (self._until, self._lowest)
+        if moved < 0 or (moved == 0 and (page.entries or not is_end)):
+            raise ProtocolError(f"the server names {page.next} as what follows {before} in the log")
 
     def _advance(self, page: LogPage) -> None:
         self.after = page.next

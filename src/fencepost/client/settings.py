@@ -22,7 +22,8 @@ class Timeouts:
 
     connect: float = 5.0
     answer: float = 30.0
-    """From a request to its answer, as long as nothing moves."""
+    """From a request to its answer, and for each wait for more of it; one that keeps coming may
+    take a second more for every KiB of it."""
     live: float = 90.0
     """The same for reads that wait for news: longer than any server lets them wait."""
 

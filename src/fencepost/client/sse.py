@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from fencepost.client.errors import ProtocolError
 
-EVENT_BYTES_MAX = 1 << 30
+EVENT_BYTES_MAX = 256 << 20
+"""The most that is held of one event, or of all events that belong together."""
 
 
 class Event(NamedTuple):
@@ -20,8 +21,7 @@ class EventParser:
     """The events of one connection."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._rest = bytearray()
         self._held = b""
 
     def feed(self, piece: bytes) -> list[Event]:
@@ -30,19 +30,15 @@ class EventParser:
         piece = self._held + piece
         self._held = b"\r" if piece.endswith(b"\r") else b""
         piece = piece.removesuffix(b"\r").replace(b"\r\n", b"\n")
-        last = self._pieces[-1][-1:] if self._pieces else b""
-        if piece:
-            self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size > EVENT_BYTES_MAX:
-            raise ProtocolError("an event of the server has no end")
         # Looking at the new piece alone keeps a large event that arrives in many pieces linear.
-        if b"\n\n" not in last + piece:
+        begin = max(len(self._rest) - 1, 0)
+        self._rest += piece
+        if len(self._rest) > EVENT_BYTES_MAX:
+            raise ProtocolError("an event of the server has no end")
+        if self._rest.find(b"\n\n", begin) < 0:
             return []
-        blocks = b"".join(self._pieces).split(b"\n\n")
-        rest = blocks.pop()
-        self._pieces = [rest] if rest else []
-        self._size = len(rest)
+        blocks = bytes(self._rest).split(b"\n\n")
+        self._rest = bytearray(blocks.pop())
         return [event for event in map(_event, blocks) if event is not None]
 
 

@@ -24,14 +24,13 @@ from fencepost.client.errors import (
     ResponseError,
 )
 from fencepost.client.http import (
-    Address,
     Request,
     Response,
     ResponseParser,
     render_head,
     wire_target,
 )
-from fencepost.client.settings import ClientSettings, Timeouts
+from fencepost.client.settings import ClientSettings
 from fencepost.client.wires import AsyncWire, async_call, async_sleep, async_wait
 from fencepost.clock import Clock
 
@@ -39,6 +38,8 @@ T = TypeVar("T")
 
 IDLE_MAX = 16
 """How many connections without a request are kept open for the next one."""
+SLOWEST_BYTES_PER_S = 1024
+"""An answer that comes more slowly than this has its timeout, and no more time for what came."""
 
 
 class Interruptible(Protocol):
@@ -89,19 +90,21 @@ class AsyncStop:
 class AsyncConnection:
     """One connection to a server."""
 
-    def __init__(self, wire: AsyncWire, address: Address, timeouts: Timeouts) -> None:
+    def __init__(self, wire: AsyncWire, settings: ClientSettings) -> None:
         self._wire = wire
-        self._address = address
-        self._timeouts = timeouts
+        self._address = settings.address
+        self._timeouts = settings.timeouts
+        self._clock = settings.clock
         self._parser = ResponseParser()
-        self._seconds = timeouts.answer
+        self._seconds = settings.timeouts.answer
+        self._ends_ms = math.inf
         self.stop: AsyncStop | None = None
         """What may end a wait for this connection early."""
 
     @classmethod
-    async def dial(cls, address: Address, timeouts: Timeouts) -> AsyncConnection:
+    async def dial(cls, settings: ClientSettings) -> AsyncConnection:
         """Connect, with TLS where the address has it."""
-        return cls(await AsyncWire.dial(address, timeouts), address, timeouts)
+        return cls(await AsyncWire.dial(settings.address, settings.timeouts), settings)
 
     async def exchange(self, request: Request) -> Response:
         """The whole answer to a request."""
@@ -121,6 +124,7 @@ class AsyncConnection:
         head = self._parser.head
         while head.status != 200 and not self._parser.done:
             await self._receive()
+        self._ends_ms = math.inf  # a body that brings news has no end
         return Channel(request, head, self)
 
     async def next_piece(self) -> bytes | None:
@@ -157,6 +161,7 @@ class AsyncConnection:
         self._parser.without_body = request.method == "HEAD"
         # A reader that waits for news may be silent for long; the kernel still notices a dead peer.
         self._seconds = self._timeouts.live if request.live else self._timeouts.answer
+        self._ends_ms = self._clock.monotonic_ms() + self._seconds * 1000
         head = render_head(self._address, request, len(request.body))
         try:
             await self._wire.send(head, request.body, self._seconds)
@@ -171,7 +176,10 @@ class AsyncConnection:
                 raise failure from None
 
     async def _receive(self) -> None:
-        seconds = self._seconds
+        left = (self._ends_ms - self._clock.monotonic_ms()) / 1000
+        if left <= 0:
+            raise RequestTimeoutError("the answer comes too slowly", sent=True)
+        seconds = min(self._seconds, left)
         if self.stop is not None:
             # Noted before it is looked at: a stop that comes in between finds the connection.
             self.stop.waits_for(self)
@@ -180,6 +188,7 @@ class AsyncConnection:
             seconds = min(seconds, self.stop.remaining())
         data = await self._wire.receive(seconds)
         if data:
+            self._ends_ms += len(data) * 1000 / SLOWEST_BYTES_PER_S
             self._parser.feed(data)
         elif not self._parser.end():
             raise ConnectionFailedError("the server closed the connection", sent=True)
@@ -318,7 +327,7 @@ class AsyncDriver:
             if connection.reusable:
                 return connection
             connection.abort()
-        return await AsyncConnection.dial(self.settings.address, self.settings.timeouts)
+        return await AsyncConnection.dial(self.settings)
 
     def _pop(self) -> AsyncConnection | None:
         # Another thread of a sync client may take the last connection at the same time.

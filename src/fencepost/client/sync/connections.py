@@ -25,14 +25,13 @@ from fencepost.client.errors import (
     ResponseError,
 )
 from fencepost.client.http import (
-    Address,
     Request,
     Response,
     ResponseParser,
     render_head,
     wire_target,
 )
-from fencepost.client.settings import ClientSettings, Timeouts
+from fencepost.client.settings import ClientSettings
 from fencepost.client.wires import Wire, call, sleep, wait
 from fencepost.clock import Clock
 
@@ -40,6 +39,8 @@ T = TypeVar("T")
 
 IDLE_MAX = 16
 """How many connections without a request are kept open for the next one."""
+SLOWEST_BYTES_PER_S = 1024
+"""An answer that comes more slowly than this has its timeout, and no more time for what came."""
 
 
 class Interruptible(Protocol):
@@ -90,19 +91,21 @@ class Stop:
 class Connection:
     """One connection to a server."""
 
-    def __init__(self, wire: Wire, address: Address, timeouts: Timeouts) -> None:
+    def __init__(self, wire: Wire, settings: ClientSettings) -> None:
         self._wire = wire
-        self._address = address
-        self._timeouts = timeouts
+        self._address = settings.address
+        self._timeouts = settings.timeouts
+        self._clock = settings.clock
         self._parser = ResponseParser()
-        self._seconds = timeouts.answer
+        self._seconds = settings.timeouts.answer
+        self._ends_ms = math.inf
         self.stop: Stop | None = None
         """What may end a wait for this connection early."""
 
     @classmethod
-    def dial(cls, address: Address, timeouts: Timeouts) -> Connection:
+    def dial(cls, settings: ClientSettings) -> Connection:
         """Connect, with TLS where the address has it."""
-        return cls(Wire.dial(address, timeouts), address, timeouts)
+        return cls(Wire.dial(settings.address, settings.timeouts), settings)
 
     def exchange(self, request: Request) -> Response:
         """The whole answer to a request."""
@@ -122,6 +125,7 @@ class Connection:
         head = self._parser.head
         while head.status != 200 and not self._parser.done:
             self._receive()
+        self._ends_ms = math.inf  # a body that brings news has no end
         return Channel(request, head, self)
 
     def next_piece(self) -> bytes | None:
@@ -158,6 +162,7 @@ class Connection:
         self._parser.without_body = request.method == "HEAD"
         # A reader that waits for news may be silent for long; the kernel still notices a dead peer.
         self._seconds = self._timeouts.live if request.live else self._timeouts.answer
+        self._ends_ms = self._clock.monotonic_ms() + self._seconds * 1000
         head = render_head(self._address, request, len(request.body))
         try:
             self._wire.send(head, request.body, self._seconds)
@@ -172,7 +177,10 @@ class Connection:
                 raise failure from None
 
     def _receive(self) -> None:
-        seconds = self._seconds
+        left = (self._ends_ms - self._clock.monotonic_ms()) / 1000
+        if left <= 0:
+            raise RequestTimeoutError("the answer comes too slowly", sent=True)
+        seconds = min(self._seconds, left)
         if self.stop is not None:
             # Noted before it is looked at: a stop that comes in between finds the connection.
             self.stop.waits_for(self)
@@ -181,6 +189,7 @@ class Connection:
             seconds = min(seconds, self.stop.remaining())
         data = self._wire.receive(seconds)
         if data:
+            self._ends_ms += len(data) * 1000 / SLOWEST_BYTES_PER_S
             self._parser.feed(data)
         elif not self._parser.end():
             raise ConnectionFailedError("the server closed the connection", sent=True)
@@ -319,7 +328,7 @@ class Driver:
             if connection.reusable:
                 return connection
             connection.abort()
-        return Connection.dial(self.settings.address, self.settings.timeouts)
+        return Connection.dial(self.settings)
 
     def _pop(self) -> Connection | None:
         # Another thread of a sync client may take the last connection at the same time.
