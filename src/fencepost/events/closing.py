@@ -175,6 +175,8 @@ def close_books(
 
 def _guard(run: Closing, loaded: Loaded[Any], then: Then) -> Operation[None]:
     """Let the stream take no more events; the server refuses while a group lags on it."""
+    if then == "restart":
+        loading.state_data(loaded)  # else the close could not be ended
     data = {"entity": loaded.state.__entity__.name, "version": loaded.version, "then": then}
     guard = CommitAppend(
         stream=loaded.stream,
@@ -208,7 +210,7 @@ def _end(
         data = {
             "entity": loaded.state.__entity__.name,
             "version": version,
-            "state": msgspec.to_builtins(loaded.state),
+            "state": loading.state_data(loaded),
         }
         end = msgspec.structs.replace(end, messages=[_message(run, OPENED, data)], books="open")
     done = yield from operations.commit(settings, [end], None)
@@ -243,7 +245,7 @@ def reopen_books(run: Closing, kind: type[Entity], path: str) -> Operation[Close
     data = {
         "entity": kind.__entity__.name,
         "version": newest.data["version"],
-        "state": msgspec.to_builtins(loaded.state),
+        "state": loading.state_data(loaded),
     }
     opened = CommitAppend(
         stream=path,
@@ -291,7 +293,7 @@ def drop_before(
             snapshot=kind.__entity__.snapshot,
             version=kept.version,
             offset=offset,
-            state=msgspec.to_builtins(kept.state),
+            state=loading.state_data(kept),
             position=past.position,
             timestamp_ms=past.timestamp_ms,
         )

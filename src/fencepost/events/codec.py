@@ -7,17 +7,23 @@ server's: `$opened` carries the state that a stream begins with after its books 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from fencepost.client.operations import ENCODING_FAILURES
 from fencepost.client.results import LogEntry
 from fencepost.events.errors import DefinitionError, EventInvalidError, UnknownEventError
-from fencepost.events.types import Event, Recorded
+from fencepost.events.types import Entity, Event, Recorded
+
+T = TypeVar("T")
 
 OPENED, CLOSED = "$opened", "$closed"
 CORRELATION, CAUSATION = "correlation", "causation"
+TEXT_MAX = 256
+"""Characters of a correlation or a causation."""
 
 
 class Place(NamedTuple):
@@ -41,11 +47,37 @@ def encoded(event: Event, meta: Mapping[str, Any], stream: str) -> dict[str, Any
     """An event as a message; raises `EventInvalidError` for values that its class does not take."""
     kind = event.__event__
     try:
-        data = msgspec.to_builtins(event)
-        msgspec.convert(data, type(event))
-    except (msgspec.ValidationError, TypeError) as error:
+        data = as_data(event)
+    except ENCODING_FAILURES as error:
         raise EventInvalidError(f"{kind.name}: {error}", stream, version=None) from None
     return {"name": kind.name, "data": data, "meta": dict(meta), "schema": kind.schema}
+
+
+def as_data(value: Event | Entity) -> Any:
+    """An event or a state as JSON takes it; raises one of `ENCODING_FAILURES` for what it cannot.
+
+    What is stored is all that is left of it. So it is read again here, as any reader will.
+    """
+    data = msgspec.to_builtins(value, str_keys=True)
+    text = msgspec.json.encode(data)
+    if b"null" in text and not _is_finite(data):
+        raise ValueError("JSON has no NaN and no infinity")
+    msgspec.json.decode(text, type=type(value))
+    return data
+
+
+def from_data(data: Any, kind: type[T]) -> T:
+    """What `as_data` made data of; raises `msgspec.ValidationError` if it does not fit."""
+    return msgspec.convert(data, kind, str_keys=True)
+
+
+def _is_finite(data: Any) -> bool:
+    """Whether no number in it is a NaN or an infinity, which would be stored as null."""
+    if isinstance(data, dict):
+        return all(map(_is_finite, data.values()))
+    if isinstance(data, list | tuple):
+        return all(map(_is_finite, data))
+    return not isinstance(data, float) or math.isfinite(data)
 
 
 def envelope(message: Any, place: Place) -> Envelope:
@@ -82,7 +114,7 @@ class Codec:
             stream, version, position = place
             raise UnknownEventError(found.name, stream, version=version, position=position)
         try:
-            return msgspec.convert(_upcast(kind, found), kind)
+            return from_data(_upcast(kind, found), kind)
         except Exception as error:  # an upcaster may raise anything
             reason = f"{found.name}: {type(error).__name__}: {error}"
             raise invalid(reason, place) from error
@@ -108,6 +140,8 @@ class Codec:
 
 def _upcast(kind: type[Event], found: Envelope) -> Any:
     data, newest = found.data, kind.__event__.schema
+    if found.schema < 1:
+        raise ValueError(f"its schema is {found.schema}, and schemas count from 1")
     if found.schema > newest:
         raise ValueError(f"its schema is {found.schema}, and this program knows up to {newest}")
     for schema in range(found.schema, newest):
@@ -123,4 +157,5 @@ def invalid(reason: str, place: Place) -> EventInvalidError:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    """A correlation or causation, if it is one that a commit would take: others are left alone."""
+    return value if isinstance(value, str) and 0 < len(value) <= TEXT_MAX else None

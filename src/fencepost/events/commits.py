@@ -14,12 +14,11 @@ from fencepost.client.operations import Condition, query_of
 from fencepost.client.reading import LogReader
 from fencepost.client.results import Appended
 from fencepost.client.settings import JSON, ClientSettings
-from fencepost.events.codec import CAUSATION, CORRELATION, Codec, encoded
+from fencepost.events.codec import CAUSATION, CORRELATION, TEXT_MAX, Codec, encoded
 from fencepost.events.errors import ConcurrencyError
 from fencepost.events.types import Event, Recorded
 
 CORRELATION_BYTES = 16
-TEXT_MAX = 256
 
 
 class Expected(Enum):

@@ -30,10 +30,18 @@ from fencepost.client.errors import (
     StreamNotFoundError,
 )
 from fencepost.client.http import Request
-from fencepost.client.operations import Condition, stream_target
+from fencepost.client.operations import ENCODING_FAILURES, Condition, stream_target
 from fencepost.client.retry import Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
-from fencepost.events.codec import OPENED, Codec, Place, envelope, invalid
+from fencepost.events.codec import (
+    OPENED,
+    Codec,
+    Place,
+    as_data,
+    envelope,
+    from_data,
+    invalid,
+)
 from fencepost.events.commits import Query
 from fencepost.events.types import Entity, EntityT, Event
 
@@ -188,7 +196,7 @@ def folded(codec: Codec, state: EntityT, message: Any, place: Place) -> EntityT:
     found = envelope(message, place)
     if found.name == OPENED:
         try:
-            opened: EntityT = msgspec.convert(found.data["state"], type(state))
+            opened: EntityT = from_data(found.data["state"], type(state))
         except (msgspec.ValidationError, LookupError, TypeError) as error:
             raise invalid(
                 f"{OPENED} has no state of {type(state).__name__}: {error}", place
@@ -278,7 +286,7 @@ def write_snapshot(settings: ClientSettings, loaded: Loaded[Any]) -> Operation[N
         snapshot=kind.snapshot,
         version=loaded.version,
         offset=loaded.offset,
-        state=msgspec.to_builtins(loaded.state),
+        state=state_data(loaded),
     )
     body = operations.encode_messages([{"name": "$snapshot", "data": data}], JSON)
     try:
@@ -286,6 +294,16 @@ def write_snapshot(settings: ClientSettings, loaded: Loaded[Any]) -> Operation[N
     except StreamNotFoundError:
         yield from make_beside(settings, path)
         yield from operations.append(settings, path, body, JSON, Condition())
+
+
+def state_data(loaded: Loaded[Any]) -> Any:
+    """The state as it is stored; raises `EventInvalidError` if it could not be read again."""
+    try:
+        return as_data(loaded.state)
+    except ENCODING_FAILURES as error:
+        name = loaded.state.__entity__.name
+        reason = f"the state of {name} cannot be stored: {error}"
+        raise invalid(reason, Place(loaded.stream, loaded.version)) from None
 
 
 def make_beside(settings: ClientSettings, path: str) -> Operation[None]:
@@ -323,7 +341,7 @@ def _base_of(settings: ClientSettings, path: str) -> Operation[Snapshot | None]:
 def _based(kind: type[EntityT], path: str, base: Snapshot) -> Loaded[EntityT]:
     """A base as a state. It is all that is left of its events, so it must fit the class."""
     try:
-        state = msgspec.convert(base.state, kind)
+        state = from_data(base.state, kind)
     except msgspec.ValidationError as error:
         reason = f"the base has no state of {kind.__name__}: {error}"
         raise invalid(reason, Place(base_path(path), None)) from None
@@ -352,7 +370,7 @@ def _read_snapshot(kind: type[EntityT], path: str, message: Any) -> Loaded[Entit
         found = msgspec.convert(message["data"], Snapshot)
         if (found.entity, found.snapshot) != (kind.__entity__.name, kind.__entity__.snapshot):
             return None
-        state = msgspec.convert(found.state, kind)
+        state = from_data(found.state, kind)
     except (msgspec.ValidationError, LookupError, TypeError):
         return None
     return Loaded(

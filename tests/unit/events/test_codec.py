@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from fencepost.client.results import LogEntry
@@ -87,6 +88,7 @@ def test_an_older_schema_is_upcast_step_by_step() -> None:
         ({"name": "Moved", "data": {}, "schema": 4}, "knows up to 3"),
         ({"name": "Moved", "data": {}, "schema": 1}, "KeyError"),
         ({"name": "Moved", "data": None, "schema": 1}, "Moved"),
+        ({"name": "Moved", "data": {}, "schema": -(10**18)}, "count from 1"),
         ({"title": "Moved"}, "no event"),
         ([1], "no event"),
     ],
@@ -113,3 +115,35 @@ def test_two_classes_of_one_name_are_refused() -> None:
 
     with pytest.raises(DefinitionError, match="Placed"):
         Codec([Placed, Reserved, Other])
+
+
+class Counted(Event):
+    by_shelf: dict[int, float | None]
+
+
+def test_an_event_is_read_as_it_was_written() -> None:
+    event = Counted(by_shelf={7: 1.5, 8: None})
+
+    message = msgspec.json.decode(msgspec.json.encode(encoded(event, {}, "o")))
+
+    assert Codec([Counted]).recorded(entry(message)).data == event
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (float("nan"), "no NaN"),
+        (float("-inf"), "no infinity"),
+        ("\ud800", "surrogates"),
+    ],
+)
+def test_an_event_that_no_reader_could_read_is_not_written(value: Any, reason: str) -> None:
+    with pytest.raises(EventInvalidError, match=reason):
+        encoded(Counted(by_shelf={7: value}), {}, "orders/7")
+
+
+@pytest.mark.parametrize("correlation", ["", "c" * 257, 5])
+def test_a_correlation_that_no_commit_takes_is_none(correlation: Any) -> None:
+    message = encoded(Placed(sku="tea", quantity=2), {"correlation": correlation}, "o")
+
+    assert Codec([Placed]).recorded(entry(message)).correlation is None
