@@ -143,7 +143,11 @@ class Progress:
 
 def text_of(error: Exception) -> str:
     """What a failure says, without what no text can be sent with."""
-    text = f"{type(error).__name__}: {error}".replace("\0", "")[:ERROR_CHARACTERS_MAX]
+    try:
+        said = str(error)
+    except Exception:
+        said = "what it says cannot be shown"
+    text = f"{type(error).__name__}: {said}".replace("\0", "")[:ERROR_CHARACTERS_MAX]
     return text.encode("utf-8", "replace").decode()
 
 

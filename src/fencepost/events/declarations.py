@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
@@ -19,11 +19,21 @@ from fencepost.events import tracing
 from fencepost.events.closing import Archive, Policy, Then
 from fencepost.events.errors import DefinitionError
 from fencepost.events.projections.declared import Handler, Projection, declare, events_of
-from fencepost.events.registry import HOOKS, Breadcrumb, Hook, Reaction, Registry
+from fencepost.events.registry import (
+    HOOKS,
+    Breadcrumb,
+    Hook,
+    Reaction,
+    Registry,
+    target_refused,
+)
 from fencepost.events.retry import Retry
 from fencepost.events.types import Entity, Event, Recorded, is_event_class
+from fencepost.protocol.groups import check_text
 
 E = TypeVar("E", bound=Event)
+E2 = TypeVar("E2", bound=Event)
+E3 = TypeVar("E3", bound=Event)
 ContextT = TypeVar("ContextT")
 ResultT = TypeVar("ResultT")
 Projected = TypeVar("Projected", bound=Callable[..., None])
@@ -83,16 +93,72 @@ class Declarations:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
+    @overload
     def reaction(
         self,
         event: type[E],
-        *more: type[E],
+        /,
+        *,
         to: str | Callable[[Recorded[E]], str | None] | None = None,
         retry: Retry | None = None,
         name: str | None = None,
         lane: str | None = None,
         priority: int | None = None,
-    ) -> Reacts[E]:
+    ) -> Reacts[E]: ...
+
+    @overload
+    def reaction(
+        self,
+        event: type[E],
+        second: type[E2],
+        /,
+        *,
+        to: str | Callable[[Recorded[E | E2]], str | None] | None = None,
+        retry: Retry | None = None,
+        name: str | None = None,
+        lane: str | None = None,
+        priority: int | None = None,
+    ) -> Reacts[E | E2]: ...
+
+    @overload
+    def reaction(
+        self,
+        event: type[E],
+        second: type[E2],
+        third: type[E3],
+        /,
+        *,
+        to: str | Callable[[Recorded[E | E2 | E3]], str | None] | None = None,
+        retry: Retry | None = None,
+        name: str | None = None,
+        lane: str | None = None,
+        priority: int | None = None,
+    ) -> Reacts[E | E2 | E3]: ...
+
+    @overload
+    def reaction(
+        self,
+        event: type[Event],
+        /,
+        *more: type[Event],
+        to: str | Callable[[Recorded[Any]], str | None] | None = None,
+        retry: Retry | None = None,
+        name: str | None = None,
+        lane: str | None = None,
+        priority: int | None = None,
+    ) -> Reacts[Any]: ...
+
+    def reaction(
+        self,
+        event: type[Any],
+        /,
+        *more: type[Any],
+        to: str | Callable[[Recorded[Any]], str | None] | None = None,
+        retry: Retry | None = None,
+        name: str | None = None,
+        lane: str | None = None,
+        priority: int | None = None,
+    ) -> Reacts[Any]:
         """Have a function called for every event of a kind, once its target's turn has come.
 
         Args:
@@ -111,6 +177,10 @@ class Declarations:
                     f"a reaction is declared with @app.reaction(Placed), the class of its event: "
                     f"{kind!r} is none"
                 )
+        if isinstance(to, str) and (wrong := target_refused(to)) is not None:
+            raise DefinitionError(f"the target {to[:80]!r} is none: {wrong}")
+        if lane is not None and (refused := check_text("lane", lane)) is not None:
+            raise DefinitionError(refused.detail)
         return Reacts(self, (event, *more), to, retry or Retry(), name, lane, priority)
 
     def projection(

@@ -433,6 +433,11 @@ def _react(
             return error, None
     turn = Turn(lease.target, recorded, attempt)
     for reaction in found:
+        if callable(reaction.to) and lease.target == recorded.stream:
+            try:
+                reaction.target(recorded)  # it raised when the target was noted, and may again
+            except Exception as error:
+                return error, reaction
         handled: Handled = yield Call(partial(drain.invoke, reaction, turn, unit))
         if handled.error is not None:
             return handled.error, reaction

@@ -19,7 +19,10 @@ from fencepost.events.errors import DefinitionError
 from fencepost.events.retry import Retry
 from fencepost.events.types import Entity, Event, Recorded
 from fencepost.protocol.globs import Glob
+from fencepost.protocol.limits import Limits
+from fencepost.protocol.paths import check_path
 
+TARGET_BYTES_MAX = Limits().path_bytes_max
 NAMES_MAX = 64
 """Names that one request of the log may ask for."""
 EVERYWHERE = "**"
@@ -73,9 +76,21 @@ class Reaction(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.to, str):
             return self.to
         found = self.to(event)
-        if found is not None and not (found and isinstance(found, str)):
-            raise DefinitionError(f"the target of {self.name} is {found!r}, and must be a text")
+        if found is not None and (wrong := target_refused(found)) is not None:
+            raise DefinitionError(f"the target of {self.name} is {str(found)[:80]!r}: {wrong}")
         return found
+
+
+def target_refused(target: Any) -> str | None:
+    """Why the server takes no such target; one that it refuses would hold up all events."""
+    if not isinstance(target, str):
+        return "a target is a text"
+    if len(target.encode("utf-8", "replace")) > TARGET_BYTES_MAX:
+        return f"a target has at most {TARGET_BYTES_MAX} bytes"
+    if not target.isascii() and target.encode("utf-8", "replace").decode() != target:
+        return "a target is Unicode"
+    refused = check_path(target)
+    return None if refused is None else refused.detail
 
 
 class Correlated(msgspec.Struct, frozen=True):

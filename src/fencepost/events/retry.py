@@ -11,12 +11,12 @@ from typing import Literal
 import msgspec
 
 from fencepost.client.errors import require
+from fencepost.client.group_worker import text_of
 from fencepost.client.groups import EventFailure
 from fencepost.events.errors import NonRetryableError
 from fencepost.protocol.timing import Backoff, BackoffKind, delay_ms
 
 OnExhausted = Literal["block", "park", "retry"]
-ERROR_CHARACTERS_MAX = 1_000
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Retry(msgspec.Struct, frozen=True):
 
     def failure(self, position: int, error: Exception, *, retry: int, dice: float) -> EventFailure:
         """What to report of an event that failed, after so many retries before this attempt."""
-        text = f"{type(error).__name__}: {error}".replace("\0", "")[:ERROR_CHARACTERS_MAX]
+        text = text_of(error)
         spent = retry >= self.retries
         if isinstance(error, NonRetryableError) or (spent and self.on_exhausted != "retry"):
             park = self.on_exhausted == "park"

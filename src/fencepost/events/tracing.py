@@ -41,7 +41,10 @@ def span(
     tracer = trace.get_tracer("fencepost.events")
     parent, links = None, []
     if cause is not None:
-        carried = {key: value for key, value in cause.items() if key in FIELDS}
+        # Whoever wrote the event wrote this, so it may be anything.
+        carried = {
+            key: value for key, value in cause.items() if key in FIELDS and isinstance(value, str)
+        }
         if carried:
             parent = propagate.extract(carried)
             links = [trace.Link(trace.get_current_span().get_span_context())]

@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,13 +26,14 @@ from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.effects import Operation
 from fencepost.client.group_tasks import async_work_leases
 from fencepost.client.group_threads import work_leases
-from fencepost.client.group_worker import AWAY, Breaker, Working
+from fencepost.client.group_worker import Breaker, Working
 from fencepost.client.groups import Acked, Lease, LeaseAck, Leases, RenewedItem
 from fencepost.client.results import AckedItem
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.events import tracing
 from fencepost.events.awaiting import WatchedContext, check_plain
+from fencepost.events.correlators import correlating_in_task, correlating_in_thread
 from fencepost.events.deciding import Deciding
 from fencepost.events.declarations import Declarations
 from fencepost.events.errors import SettleTimeoutError
@@ -190,63 +193,84 @@ class _Bridge(Driver):
 
 
 async def _async_invoke(
-    driver: AsyncDriver, drain: Drain, reaction: Reaction, turn: Turn, unit: Unit
+    driver: AsyncDriver,
+    drain: Drain,
+    threads: Executor,
+    reaction: Reaction,
+    turn: Turn,
+    unit: Unit,
 ) -> Handled:
-    event = turn.event
-    token = CAUSE.set(_cause(event))
-    with _handle_span(drain, reaction, turn) as carried:
-        meta = {**context_meta(drain, event), **carried}
-        try:
+    token = CAUSE.set(_cause(turn.event))
+    try:
+        with _handle_span(drain, reaction, turn) as carried:
+            meta = {**context_meta(drain, turn.event), **carried}
             if inspect.iscoroutinefunction(reaction.handler):
-                context = WatchedContext(driver, unit, meta, drain.app, turn)
-                await reaction.handler(event, context)
-                context.check(reaction.name)
+                watched = WatchedContext(driver, unit, meta, drain.app, turn)
+                error = await _async_call(reaction, turn, watched)
             else:
-                bridge = _Bridge(driver, asyncio.get_running_loop())
-                plain = Context(bridge, unit, meta, drain.app, turn)
-                check_plain(reaction.name, await asyncio.to_thread(reaction.handler, event, plain))
-        except Exception as error:
-            tracing.failed(error)
+                loop = asyncio.get_running_loop()
+                plain = Context(_Bridge(driver, loop), unit, meta, drain.app, turn)
+                call = partial(copy_context().run, _call, reaction, turn, plain)
+                error = await loop.run_in_executor(threads, call)
+            if error is not None:
+                tracing.failed(error)
             return Handled(error)
-        finally:
-            CAUSE.reset(token)
-    return Handled()
+    except Exception as error:  # what an event carries may be anything
+        return Handled(error)
+    finally:
+        CAUSE.reset(token)
+
+
+async def _async_call(reaction: Reaction, turn: Turn, context: WatchedContext) -> Exception | None:
+    """What an async handler raised."""
+    try:
+        await reaction.handler(turn.event, context)
+        context.check(reaction.name)
+    except Exception as error:
+        return error
+    return None
+
+
+def _call(reaction: Reaction, turn: Turn, context: Context) -> Exception | None:
+    """What a plain handler raised: it is handed over, as a future cannot raise `StopIteration`."""
+    try:
+        check_plain(reaction.name, reaction.handler(turn.event, context))
+    except Exception as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[Executor]:
+    """Threads for plain handlers alone: they wait for the loop, which needs threads of its own."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix="fencepost-reaction")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False)  # a handler that hangs holds up no one but itself
 
 
 async def async_work_app(
     driver: AsyncDriver, group: AsyncGroup, staff: Staff, stopping: asyncio.Event | None
 ) -> None:
     """Run reactions until cancelled, or until `stopping` is set."""
-    drain = _async_drain(driver, staff, staff.app.tell)
-    await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
-    breaker = Breaker()
-    if staff.app.registry.has_resolvers:
-        # What workers with other resolvers have noted is finished before more is noted.
-        first = msgspec.structs.replace(staff.options, until_idle=True)
-        await _async_leases(driver, group, drain, first, breaker, stopping)
-    correlating = asyncio.create_task(_async_correlate(driver, drain))
-    try:
-        await _async_leases(driver, group, drain, staff.options, breaker, stopping)
-    finally:
-        correlating.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await correlating
+    with _threads(staff.options.streams) as threads:
+        drain = _async_drain(driver, staff, threads, staff.app.tell)
+        await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
+        breaker = Breaker()
+        if staff.app.registry.has_resolvers:
+            # What workers with other resolvers have noted is finished before more is noted.
+            first = msgspec.structs.replace(staff.options, until_idle=True)
+            await _async_leases(driver, group, drain, first, breaker, stopping)
+        async with correlating_in_task(driver, drain.correlating):
+            await _async_leases(driver, group, drain, staff.options, breaker, stopping)
 
 
-async def _async_correlate(driver: AsyncDriver, drain: Drain) -> None:
-    breaker = Breaker()
-    while True:
-        try:
-            await driver.run(drain.correlating.follow(lambda: False))
-            breaker.succeeded()
-        except AWAY as error:
-            breaker.failed(error)
-        await asyncio.sleep(breaker.pause_s)
-
-
-def _async_drain(driver: AsyncDriver, staff: Staff, tell: Callable[[Breadcrumb], None]) -> Drain:
+def _async_drain(
+    driver: AsyncDriver, staff: Staff, threads: Executor, tell: Callable[[Breadcrumb], None]
+) -> Drain:
     def invoke(drain: Drain, reaction: Reaction, turn: Turn, unit: Unit) -> Awaitable[Handled]:
-        return _async_invoke(driver, drain, reaction, turn, unit)
+        return _async_invoke(driver, drain, threads, reaction, turn, unit)
 
     return _drain(staff, tell, invoke)
 
@@ -291,25 +315,28 @@ async def async_settle(
     """Run reactions until there is nothing left to do."""
     tally = Tally(staff.app.tell)
     if staff.app.registry.reactions:
-        drain = _async_drain(driver, staff, tally)
-        clock = driver.settings.clock
-        ends_ms = clock.monotonic_ms() + timeout * 1000
-        await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
-        wait_ms = 0
-        while True:
-            # What was noted before, perhaps by other code, is finished before more is noted.
-            chosen = msgspec.structs.replace(staff.options, until_idle=True, idle_wait_ms=wait_ms)
-            acked = tally.acked
-            due_ms = await _async_leases(driver, group, drain, chosen, None, None)
-            noted = await driver.run(drain.correlating.to_head())
-            if due_ms is None and not noted and tally.acked == acked:
-                break
-            wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0
-            if on_wait is not None and due_ms is not None:
-                on_wait(due_ms)
-                wait_ms = 0
-            if clock.monotonic_ms() > ends_ms:
-                raise SettleTimeoutError(f"work was left after {timeout} s")
+        with _threads(staff.options.streams) as threads:
+            drain = _async_drain(driver, staff, threads, tally)
+            clock = driver.settings.clock
+            ends_ms = clock.monotonic_ms() + timeout * 1000
+            await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
+            wait_ms = 0
+            while True:
+                # What was noted before, perhaps by other code, is finished before more is noted.
+                chosen = msgspec.structs.replace(
+                    staff.options, until_idle=True, idle_wait_ms=wait_ms
+                )
+                acked = tally.acked
+                due_ms = await _async_leases(driver, group, drain, chosen, None, None)
+                noted = await driver.run(drain.correlating.to_head())
+                if due_ms is None and not noted and tally.acked == acked:
+                    break
+                wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0
+                if on_wait is not None and due_ms is not None:
+                    on_wait(due_ms)
+                    wait_ms = 0
+                if clock.monotonic_ms() > ends_ms:
+                    raise SettleTimeoutError(f"work was left after {timeout} s")
     tally(Breadcrumb(kind="settled", app=staff.app.name))
     return Settled(leases=tally.acked)
 
@@ -348,12 +375,12 @@ async def async_work_given(
 ) -> Settled:
     """Handle leases that another process claimed, all of them side by side, and nothing else."""
     tally = Tally(staff.app.tell)
-    drain = _async_drain(driver, staff, tally)
-    _handed_over(drain, given)
-    options = msgspec.structs.replace(
-        staff.options, until_idle=True, streams=max(1, len(given.leases))
-    )
-    await _async_leases(driver, _AsyncHandOver(group, given.leases), drain, options, None, None)
+    count = max(1, len(given.leases))
+    with _threads(count) as threads:
+        drain = _async_drain(driver, staff, threads, tally)
+        _handed_over(drain, given)
+        options = msgspec.structs.replace(staff.options, until_idle=True, streams=count)
+        await _async_leases(driver, _AsyncHandOver(group, given.leases), drain, options, None, None)
     return Settled(leases=tally.acked)
 
 
@@ -361,51 +388,31 @@ async def async_work_given(
 
 
 def _invoke(driver: Driver, drain: Drain, reaction: Reaction, turn: Turn, unit: Unit) -> Handled:
-    event = turn.event
-    token = CAUSE.set(_cause(event))
-    with _handle_span(drain, reaction, turn) as carried:
-        meta = {**context_meta(drain, event), **carried}
-        try:
-            plain = Context(driver, unit, meta, drain.app, turn)
-            check_plain(reaction.name, reaction.handler(event, plain))
-        except Exception as error:
-            tracing.failed(error)
+    token = CAUSE.set(_cause(turn.event))
+    try:
+        with _handle_span(drain, reaction, turn) as carried:
+            meta = {**context_meta(drain, turn.event), **carried}
+            error = _call(reaction, turn, Context(driver, unit, meta, drain.app, turn))
+            if error is not None:
+                tracing.failed(error)
             return Handled(error)
-        finally:
-            CAUSE.reset(token)
-    return Handled()
+    except Exception as error:  # what an event carries may be anything
+        return Handled(error)
+    finally:
+        CAUSE.reset(token)
 
 
 def work_app(driver: Driver, group: Group, staff: Staff, stopping: threading.Event | None) -> None:
     """Run reactions until `stopping` is set."""
     drain = _sync_drain(driver, staff, staff.app.tell)
     driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
-    stop = driver.stop_of(None)
     breaker = Breaker()
     if staff.app.registry.has_resolvers:
         # What workers with other resolvers have noted is finished before more is noted.
         first = msgspec.structs.replace(staff.options, until_idle=True)
         _sync_leases(driver, group, drain, first, breaker, stopping)
-
-    def correlate() -> None:
-        reading = Breaker()
-        while not stop.is_over():
-            try:
-                driver.run(drain.correlating.follow(stop.is_over), stop)
-                reading.succeeded()
-            except AWAY as error:
-                if stop.is_over():
-                    return
-                reading.failed(error)
-                stop.sleep(reading.pause_s)
-
-    correlating = threading.Thread(target=correlate, name="fencepost-correlate", daemon=True)
-    correlating.start()
-    try:
+    with correlating_in_thread(driver, drain.correlating):
         _sync_leases(driver, group, drain, staff.options, breaker, stopping)
-    finally:
-        stop.set()
-        correlating.join()
 
 
 def _sync_drain(driver: Driver, staff: Staff, tell: Callable[[Breadcrumb], None]) -> Drain:

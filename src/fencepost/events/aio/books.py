@@ -20,11 +20,20 @@ from fencepost.events.types import Entity
 
 
 async def _async_called(archive: Archive, period: Period) -> Exception | None:
+    if not inspect.iscoroutinefunction(archive):
+        raised: Exception | None = await async_in_thread(lambda: _raised(archive, period))
+        return raised
     try:
-        if inspect.iscoroutinefunction(archive):
-            await archive(period)
-        else:
-            await async_in_thread(lambda: archive(period))
+        await archive(period)
+    except Exception as error:
+        return error
+    return None
+
+
+def _raised(archive: Archive, period: Period) -> Exception | None:
+    """What a plain callback raised: a future cannot raise `StopIteration`."""
+    try:
+        archive(period)
     except Exception as error:
         return error
     return None

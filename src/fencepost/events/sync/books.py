@@ -21,11 +21,20 @@ from fencepost.events.types import Entity
 
 
 def _called(archive: Archive, period: Period) -> Exception | None:
+    if not inspect.iscoroutinefunction(archive):
+        raised: Exception | None = in_thread(lambda: _raised(archive, period))
+        return raised
     try:
-        if inspect.iscoroutinefunction(archive):
-            archive(period)
-        else:
-            in_thread(lambda: archive(period))
+        archive(period)
+    except Exception as error:
+        return error
+    return None
+
+
+def _raised(archive: Archive, period: Period) -> Exception | None:
+    """What a plain callback raised: a future cannot raise `StopIteration`."""
+    try:
+        archive(period)
     except Exception as error:
         return error
     return None

@@ -17,6 +17,7 @@ import msgspec
 
 from fencepost.http.messages import Request, Response
 from fencepost.http.problems import problem
+from fencepost.protocol import paths
 from fencepost.protocol.appends import NO_CONDITIONS, Append, Conditions, ProducerTuple
 from fencepost.protocol.batches import (
     Batch,
@@ -29,7 +30,6 @@ from fencepost.protocol.batches import (
 )
 from fencepost.protocol.claims import Actor
 from fencepost.protocol.creates import Create, ForkFrom
-from fencepost.protocol.grants import AUDIT, GROUPS
 from fencepost.protocol.leases import LeaseRef
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.meshes import is_managed
@@ -41,9 +41,6 @@ from fencepost.server.lease_tokens import LeaseTokens
 T = TypeVar("T")
 
 STREAM_ROOT = b"/v1/stream/"
-RESERVED = "__ds"
-RESERVED_SEGMENTS = frozenset((RESERVED, AUDIT, GROUPS))
-"""First segments that no stream of a client may have."""
 INTEGER_MAX = 2**53 - 1
 REMEMBERED_MAX = 16_384
 """Parsed paths and header values that are kept, of each kind."""
@@ -178,15 +175,9 @@ def _stream_path(raw: bytes, bytes_max: int) -> str:
 
 def check_path(path: str) -> str:
     """`path` itself, if a stream may have that name."""
-    if not path or path.startswith("/") or path.endswith("/") or "//" in path:
-        raise bad("path_invalid", "a stream path has one or more segments, none of them empty")
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
-        raise bad("path_invalid", "a stream path has no control characters")
-    segments = path.split("/")
-    if "." in segments or ".." in segments:
-        raise bad("path_invalid", "a stream path has no segments . or ..")
-    if segments[0] in RESERVED_SEGMENTS:
-        raise bad("path_reserved", f"stream paths below {segments[0]} are reserved")
+    refused = paths.check_path(path)
+    if refused is not None:
+        raise bad(refused.code, refused.detail)
     return path
 
 
