@@ -3,8 +3,11 @@ log, whatever happened on the way."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from fencepost.events import (
 )
 from fencepost.events.projections.stores import store_at
 from fencepost.testing.postgres import shared_server
+from tests.faults.test_groups import wait_until
 from tests.serving import ServerProcess
 from tests.unit.events.shop import Order, Placed, Stock
 
@@ -331,3 +335,107 @@ def test_declarations_that_cannot_work_are_refused() -> None:
     shop.projection("listed", events=[Placed])(ignore)
     with pytest.raises(DefinitionError, match="two versions"):
         shop.projection("listed", version=2, events=[Placed])(ignore)
+
+
+@pytest.mark.parametrize("statement", ["commit", " ROLLBACK", "begin", "end transaction"])
+def test_a_handler_cannot_leave_the_transaction_of_its_checkpoint(
+    server_process: ServerProcess, database: str, names: tuple[str, str], statement: str
+) -> None:
+    name, sku = names
+    shop = App(name, entities=[Order, Stock])
+
+    @shop.projection(
+        "listed", schema="create table {listed} (stream text, quantity integer)", retry=Retry(0)
+    )
+    def listed(event: Recorded[Placed], db: Transaction) -> None:
+        if event.data.sku == sku:
+            db.execute("insert into {listed} values ('x', 1)")
+            db.execute("savepoint here")
+            db.execute("rollback to here")
+            db.execute(statement)
+
+    with (
+        fencepost.connect(server_process.url) as client,
+        shop.open(client, projections=database) as opened,
+    ):
+        opened.do(Order.place, f"{sku}-1", sku=sku, quantity=1)
+
+        opened.settle()
+
+        assert rows(opened) == []
+        [blocked] = client.group(f"{name}.listed.v1").streams(state="blocked")
+        assert "not the handler's to begin or end" in str(blocked.error)
+
+
+def test_many_workers_of_an_app_may_start_at_the_same_moment(
+    server_process: ServerProcess, database: str, names: tuple[str, str]
+) -> None:
+    """Each makes the tables if they are not there, and shows the first version."""
+    count = 1 if database == ":memory:" else 8
+    shop = app_with(database, *names)
+    meeting = threading.Barrier(count)
+
+    def start(_number: int) -> None:
+        with (
+            fencepost.connect(server_process.url) as client,
+            shop.open(client, projections=database) as opened,
+        ):
+            meeting.wait()
+            opened.projections.store.prepare(shop.projections["listed"])
+            assert len(opened.projections.statuses()) == 1
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(start, range(count)))
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_worker_waits_for_a_database_that_cannot_be_used_and_says_so(
+    server_process: ServerProcess,
+    names: tuple[str, str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_async: bool,
+) -> None:
+    """The folder of the database is not there yet when the worker starts."""
+    name, sku = names
+    folder = tmp_path / "later"
+    database = str(folder / "shop.db")
+    shop = app_with(database, name, sku)
+    stopping = threading.Event()
+
+    def work() -> None:
+        if is_async:
+            asyncio.run(work_async())
+            return
+        with (
+            fencepost.connect(server_process.url) as client,
+            shop.open(client, projections=database) as opened,
+        ):
+            opened.work(stopping=stopping)
+
+    async def work_async() -> None:
+        async with (
+            fencepost.connect_async(server_process.url) as client,
+            shop.open(client, projections=database) as opened,
+        ):
+            stop = asyncio.Event()
+            working = asyncio.create_task(opened.work(stopping=stop))
+            await asyncio.to_thread(stopping.wait)
+            stop.set()
+            await working
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        wait_until(lambda: "the projection listed has stopped and starts again" in caplog.text)
+        folder.mkdir()
+        with (
+            fencepost.connect(server_process.url) as client,
+            shop.open(client, projections=database) as opened,
+        ):
+            opened.do(Order.place, f"{sku}-1", sku=sku, quantity=3)
+            wait_until(lambda: opened.projections.statuses() != [])
+            wait_until(lambda: rows(opened) == [(f"orders/{sku}-1", 3)])
+    finally:
+        stopping.set()
+        worker.join()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import pytest
 
@@ -107,6 +107,24 @@ def test_a_handler_takes_two_arguments() -> None:
         app.reaction(Placed)(handle)
     with pytest.raises(DefinitionError, match="alone is called with two arguments"):
         app.projection("placed")(handle)
+
+
+def _either(event: Recorded[Placed | Reserved], db: Any) -> None: ...
+
+
+def _old_way(event: Recorded[Union[Placed, Reserved]], db: Any) -> None: ...  # noqa: UP007
+
+
+def _of_each(event: Recorded[Placed] | Recorded[Reserved], db: Any) -> None: ...
+
+
+@pytest.mark.parametrize("handler", [_either, _old_way, _of_each])
+def test_a_projection_is_for_every_event_of_its_annotation(handler: Any) -> None:
+    app = App("shop")
+
+    app.projection("listed")(handler)
+
+    assert app.projections["listed"].handlers[0].events == (Placed, Reserved)
 
 
 def test_a_handler_of_a_projection_is_a_plain_function() -> None:

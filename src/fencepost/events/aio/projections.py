@@ -74,9 +74,9 @@ class AsyncProjections:
                 timeout,
             )
 
-    def works(self, worker: str) -> list[AsyncWork]:
-        """What a worker has to run for each projection."""
-        return [self._work(name, worker) for name in self._names()]
+    def works(self, worker: str) -> dict[str, AsyncWork]:
+        """What a worker has to run for each projection, by name."""
+        return {name: self._work(name, worker) for name in self._names()}
 
     async def close(self) -> None:
         """Close the database."""

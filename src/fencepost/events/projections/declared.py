@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -21,7 +20,7 @@ from fencepost.client.errors import require
 from fencepost.events.errors import DefinitionError, EventsError
 from fencepost.events.registry import Reaction
 from fencepost.events.retry import Retry
-from fencepost.events.types import Event
+from fencepost.events.types import Event, event_classes
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _TABLE = re.compile(r"\{([a-z][a-z0-9_]{0,39})\}")
@@ -93,20 +92,10 @@ def events_of(function: Callable[..., Any]) -> tuple[type[Event], ...]:
         hint = typing.get_type_hints(function).get(first or "")
     except NameError as error:
         raise DefinitionError(f"{function.__name__}: {error}; give events=[...]") from None
-    found = tuple(
-        kind
-        for recorded in _members(hint)
-        for argument in typing.get_args(recorded)
-        for kind in _members(argument)
-        if isinstance(kind, type) and issubclass(kind, Event)
-    )
+    found = tuple(dict.fromkeys(event_classes(hint)))
     if not found:
         raise DefinitionError(f"{function.__name__} does not say its events: Recorded[Placed]")
     return found
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
 def declare(

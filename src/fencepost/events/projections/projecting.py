@@ -14,6 +14,7 @@ import msgspec
 
 from fencepost.client.effects import Call, Operation
 from fencepost.client.errors import FencepostError
+from fencepost.client.group_worker import text_of
 from fencepost.client.groups import EventFailure, Lease, LeaseAck
 from fencepost.client.operations import log_head, query_of
 from fencepost.client.reading import LogReader
@@ -25,7 +26,6 @@ from fencepost.events.errors import EventsError
 from fencepost.events.projections.declared import Projection, ProjectionLostError
 from fencepost.events.projections.stores import Applied, ProjectionStore, Taken, Transaction
 from fencepost.events.registry import Registry
-from fencepost.events.retry import ERROR_CHARACTERS_MAX
 from fencepost.events.types import Recorded
 
 InThread = Callable[[Callable[[], Any]], Any | Awaitable[Any]]
@@ -90,7 +90,7 @@ def handle_lease(
         raise
     except Exception as error:
         # The database is away: that is no fault of an event, and is tried again for ever.
-        text = f"{type(error).__name__}: {error}".replace("\0", "")[:ERROR_CHARACTERS_MAX]
+        text = text_of(error)
         failure = EventFailure(position=lease.until, error=text, delay_ms=DATABASE_WAIT_MS)
         return LeaseAck(token=lease.token, failure=failure)
     at = max(applied.position, lease.at)

@@ -10,6 +10,7 @@ transaction changes nothing, whatever its handlers would write.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fencepost.events.errors import DefinitionError
 from fencepost.events.projections.declared import Projection
 from fencepost.events.types import Recorded
 
@@ -33,6 +35,8 @@ PARTS = """create table if not exists fencepost_projection_parts (
 BUSY_SECONDS = 60.0
 OPEN_TRANSACTION_MS = 60_000
 """PostgreSQL ends the transaction of a worker that is silent for so long inside it."""
+_ENDING = re.compile(r"\s*(begin|start|commit|end|abort|rollback(?!.*\bto\b))\b", re.I | re.S)
+"""Statements by which a handler would leave the transaction of its batch."""
 
 Apply = Callable[[Recorded[Any], "Transaction"], None]
 
@@ -59,7 +63,13 @@ class Transaction:
 
         `{orders}` stands for this version's table `orders`.
         """
-        return self._execute(self._projection.sql(sql), parameters)
+        if _ENDING.match(sql):
+            raise DefinitionError(
+                f"the projection {self._projection.name} executes {sql.split()[0]!r}: rows and "
+                "checkpoint are one transaction, which is not the handler's to begin or end"
+            )
+        text = self._projection.sql(sql)
+        return self._execute(text, parameters) if parameters else self._execute(text)
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -104,6 +114,7 @@ class ProjectionStore:
         """Make the tables of a projection; the first version of one is live at once."""
         key = (projection.app, projection.name)
         with self._transaction() as execute:
+            self._wait_for_others(execute)
             execute(STATES)
             execute(PARTS)
             known = execute(
@@ -338,6 +349,7 @@ class ProjectionStore:
     def statuses(self, app: str) -> list[Status]:
         """Every version of every projection of an app."""
         with self._transaction() as execute:
+            self._wait_for_others(execute)
             execute(STATES)
             rows = execute(
                 self._sql(
@@ -363,6 +375,9 @@ class ProjectionStore:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
+
+    def _wait_for_others(self, execute: Callable[..., Cursor]) -> None:
+        """Let one worker at a time make tables: workers of an app start at the same moment."""
 
     def _show(self, execute: Callable[..., Cursor], projection: Projection) -> None:
         for table in projection.tables:
@@ -411,6 +426,10 @@ class PostgresProjections(ProjectionStore):
 
     mark = "%s"
     begin = "begin"
+
+    def _wait_for_others(self, execute: Callable[..., Cursor]) -> None:
+        # `create table if not exists` of two transactions fails in one of them.
+        execute("select pg_advisory_xact_lock(hashtext('fencepost_projections'))")
 
     def _connected(self) -> Any:
         if self._connection is not None and (self._connection.closed or self._connection.broken):

@@ -9,18 +9,19 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.group_tasks import async_work_leases
 from fencepost.client.group_threads import work_leases
-from fencepost.client.group_worker import AWAY, Breaker, Working
+from fencepost.client.group_worker import Breaker, Working, text_of
 from fencepost.client.groups import Lease, LeaseAck
 from fencepost.client.operations import log_head
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
+from fencepost.events.correlators import correlating_in_task, correlating_in_thread
 from fencepost.events.errors import SettleTimeoutError
 from fencepost.events.projections.projecting import Projecting, handle_lease
 from fencepost.events.reactions import Correlating, make_group
@@ -44,6 +45,13 @@ def working(worker: str, lease_ms: int, *, until_idle: bool = False, wait_ms: in
         until_idle=until_idle,
         idle_wait_ms=wait_ms,
     )
+
+
+def _stopped(name: str, breaker: Breaker, error: Exception) -> None:
+    """Say that a projection does not run. Its database may come back, so it is started again."""
+    breaker.failed(error)
+    text = "the projection %s has stopped and starts again in %.1f s: %s"
+    log.error(text, name, breaker.pause_s, text_of(error))
 
 
 def _correlating(run: Projecting) -> Correlating:
@@ -85,25 +93,9 @@ async def async_work_projection(
     await asyncio.to_thread(run.store.prepare, run.projection)
     await driver.run(make_group(driver.settings, run.projection.group, "first"))
     live_from = await driver.run(log_head(driver.settings))
-    correlating = asyncio.create_task(_async_correlate(driver, _correlating(run)))
-    try:
+    async with correlating_in_task(driver, _correlating(run)):
         options = working(worker, lease_ms)
         await _async_leases(driver, group, run, options, live_from, Breaker(), stopping)
-    finally:
-        correlating.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await correlating
-
-
-async def _async_correlate(driver: AsyncDriver, correlating: Correlating) -> None:
-    breaker = Breaker()
-    while True:
-        try:
-            await driver.run(correlating.follow(lambda: False))
-            breaker.succeeded()
-        except AWAY as error:
-            breaker.failed(error)
-        await asyncio.sleep(breaker.pause_s)
 
 
 async def async_settle_projection(
@@ -135,25 +127,30 @@ async def async_settle_projection(
 
 async def async_work_beside(
     reactions: Callable[[], Awaitable[None]],
-    projections: list[AsyncWork],
+    projections: Mapping[str, AsyncWork],
 ) -> None:
     """Run the reactions, and the projections for as long as those run."""
 
     stopping = asyncio.Event()
 
-    async def projecting(work: AsyncWork) -> None:
-        await work(stopping)
+    async def projecting(name: str, work: AsyncWork) -> None:
+        breaker = Breaker()
+        while not stopping.is_set():
+            try:
+                await work(stopping)
+            except Exception as error:
+                _stopped(name, breaker, error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), breaker.pause_s)
 
-    tasks = [asyncio.create_task(projecting(work)) for work in projections]
+    tasks = [asyncio.create_task(projecting(name, work)) for name, work in projections.items()]
     try:
         await reactions()
     finally:
         stopping.set()
         for task in tasks:
             task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Exception):
-                log.error("a projection stopped", exc_info=ended)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # With threads
@@ -191,28 +188,8 @@ def work_projection(
     run.store.prepare(run.projection)
     driver.run(make_group(driver.settings, run.projection.group, "first"))
     live_from = driver.run(log_head(driver.settings))
-    stop = driver.stop_of(None)
-    correlating = _correlating(run)
-
-    def correlate() -> None:
-        breaker = Breaker()
-        while not stop.is_over():
-            try:
-                driver.run(correlating.follow(stop.is_over), stop)
-                breaker.succeeded()
-            except AWAY as error:
-                if stop.is_over():
-                    return
-                breaker.failed(error)
-                stop.sleep(breaker.pause_s)
-
-    thread = threading.Thread(target=correlate, name="fencepost-correlate", daemon=True)
-    thread.start()
-    try:
+    with correlating_in_thread(driver, _correlating(run)):
         _leases(driver, group, run, working(worker, lease_ms), live_from, Breaker(), stopping)
-    finally:
-        stop.set()
-        thread.join()
 
 
 def settle_projection(
@@ -237,19 +214,22 @@ def settle_projection(
             raise SettleTimeoutError(f"the projection had work left after {timeout} s")
 
 
-def work_beside(reactions: Callable[[], None], projections: list[Work]) -> None:
+def work_beside(reactions: Callable[[], None], projections: Mapping[str, Work]) -> None:
     """Run the reactions, and the projections in threads for as long as those run."""
     stopping = threading.Event()
 
-    def projecting(work: Work) -> None:
-        try:
-            work(stopping)
-        except Exception:
-            log.exception("a projection stopped")
+    def projecting(name: str, work: Work) -> None:
+        breaker = Breaker()
+        while not stopping.is_set():
+            try:
+                work(stopping)
+            except Exception as error:
+                _stopped(name, breaker, error)
+                stopping.wait(breaker.pause_s)
 
     threads = [
-        threading.Thread(target=projecting, args=(work,), name="fencepost-projection", daemon=True)
-        for work in projections
+        threading.Thread(target=projecting, args=one, name="fencepost-projection", daemon=True)
+        for one in projections.items()
     ]
     for thread in threads:
         thread.start()

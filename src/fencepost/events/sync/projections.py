@@ -75,9 +75,9 @@ class Projections:
                 timeout,
             )
 
-    def works(self, worker: str) -> list[Work]:
-        """What a worker has to run for each projection."""
-        return [self._work(name, worker) for name in self._names()]
+    def works(self, worker: str) -> dict[str, Work]:
+        """What a worker has to run for each projection, by name."""
+        return {name: self._work(name, worker) for name in self._names()}
 
     def close(self) -> None:
         """Close the database."""
