@@ -19,6 +19,10 @@ from fencepost.client.operations import decoded, encode_json, new_key, stage
 from fencepost.client.retry import Kind, exchange
 from fencepost.client.settings import JSON, ClientSettings
 
+RECEIPT_BYTES_MAX = 1 << 20
+"""The answer to a send; an outbox has many sends under way, and must not hold whatever comes."""
+PAGE_BYTES_MAX = 64 << 20
+"""The answer to a negotiation, or a page of a check."""
 INLINE_BYTES_MAX = 1 << 20
 """A longer body is uploaded before its send (the server's `inline_bytes_max`)."""
 CHUNK_BYTES = 4 << 20
@@ -230,7 +234,9 @@ def body_inside(message: Mapping[str, Any]) -> Any:
 
 def send_encoded(settings: ClientSettings, mesh: str, data: bytes) -> Operation[SendReceipt]:
     """The same for a send that is JSON already."""
-    request = Request("POST", mesh_target(mesh, "send"), (("Content-Type", JSON),), data)
+    headers = (("Content-Type", JSON),)
+    target = mesh_target(mesh, "send")
+    request = Request("POST", target, headers, data, answer_bytes_max=RECEIPT_BYTES_MAX)
     answer = yield from exchange(settings, request, Kind.WRITE)
     return decoded(answer.response, SendReceipt)
 
@@ -259,7 +265,8 @@ def post(
     """Another request about a mesh."""
     headers = () if body is None else (("Content-Type", JSON),)
     data = b"" if body is None else encode_json(body)
-    request = Request("POST", mesh_target(mesh, what, query), headers, data)
+    target = mesh_target(mesh, what, query)
+    request = Request("POST", target, headers, data, answer_bytes_max=PAGE_BYTES_MAX)
     answer = yield from exchange(settings, request, Kind.WRITE)
     found: dict[str, Any] = decoded(answer.response, dict[str, Any])
     return found

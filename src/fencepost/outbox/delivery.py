@@ -7,6 +7,7 @@ every attempt has the same bytes, and so that a requeued row differs by its id a
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +29,10 @@ from fencepost.protocol.fingerprints import Unsendable
 
 _SENDER = "outbox"
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+ATTEMPT_SECONDS = 60.0
+"""How long one attempt may take as a whole: a server that sends a byte now and then is not waited
+for longer. A session gives up earlier."""
 
 
 class RowIds:
@@ -154,7 +159,10 @@ async def attempt(
     The client behind `mesh` has its retries off (`NO_RETRIES`): the outbox owns retrying.
     """
     try:
-        receipt = await mesh.send_encoded(body_of(row, sender))
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            receipt = await mesh.send_encoded(body_of(row, sender))
+    except TimeoutError:
+        return Failed(f"no whole answer within {ATTEMPT_SECONDS:g} s", clock.random())
     except FencepostError as error:
         return event_of_failure(error, clock)
     return Stored(
