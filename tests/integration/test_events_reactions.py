@@ -94,11 +94,12 @@ async def test_async_handlers_work_as_well(
         await shop.settle()
 
         assert (await shop.load(Stock, tea)).state.left == 97
-    with (
-        fencepost.connect(server_process.url) as plain,
-        pytest.raises(TypeError, match="open the app with an async client"),
-    ):
-        app.open(plain)
+    with fencepost.connect(server_process.url) as plain, app.open(plain) as shop:
+        shop.do(Order.place, fresh("o"), sku=tea, quantity=3)  # a program that acts need not work
+        with pytest.raises(TypeError, match="is async: work with an async client"):
+            shop.settle()
+        with pytest.raises(TypeError, match="is async: work with an async client"):
+            shop.work()
 
 
 async def test_events_of_many_streams_come_to_their_target_in_order(opening: Opening) -> None:

@@ -36,11 +36,6 @@ class App(Declarations):
         """
         if isinstance(client, AsyncClient):
             return AsyncOpenApp(self, client, projections)
-        for reaction in self.registry.reactions:
-            if inspect.iscoroutinefunction(reaction.handler):
-                raise DefinitionError(
-                    f"the reaction {reaction.name} is async: open the app with an async client"
-                )
         for policy in self.policies:
             if inspect.iscoroutinefunction(policy.archive):
                 raise DefinitionError(

@@ -36,7 +36,7 @@ from fencepost.events.awaiting import WatchedContext, check_plain
 from fencepost.events.correlators import correlating_in_task, correlating_in_thread
 from fencepost.events.deciding import Deciding
 from fencepost.events.declarations import Declarations
-from fencepost.events.errors import SettleTimeoutError
+from fencepost.events.errors import DefinitionError, SettleTimeoutError
 from fencepost.events.reactions import (
     Correlating,
     Drain,
@@ -416,6 +416,13 @@ def work_app(driver: Driver, group: Group, staff: Staff, stopping: threading.Eve
 
 
 def _sync_drain(driver: Driver, staff: Staff, tell: Callable[[Breadcrumb], None]) -> Drain:
+    for reaction in staff.app.registry.reactions:
+        if inspect.iscoroutinefunction(reaction.handler):
+            raise DefinitionError(
+                f"the reaction {reaction.name} is async: work with an async client, or with "
+                "`fencepost events run`"
+            )
+
     def invoke(drain: Drain, reaction: Reaction, turn: Turn, unit: Unit) -> Handled:
         return _invoke(driver, drain, reaction, turn, unit)
 
