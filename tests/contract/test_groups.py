@@ -355,19 +355,26 @@ async def test_a_park_that_names_an_unknown_target_parks_nothing(subject: Subjec
     assert await acked(subject, group, row) == "acked"
 
 
-async def test_an_event_that_is_parked_while_it_is_replayed_is_no_work(subject: Subject) -> None:
+@pytest.mark.parametrize("held", [False, True])
+async def test_an_event_that_is_replayed_before_its_turn_is_handled_once(
+    subject: Subject, held: bool
+) -> None:
     group = await made(subject)
     first, second = await with_events(subject, "orders/1", "orders/1")
     found = [Correlated("orders/1", "orders/1", at) for at in (first, second)]
     group = await correlate(subject, group, *found, until=second)
     await ask(subject, parking(group, ("orders/1", second)))
-    await ask(subject, parking(group, ("orders/1", second), replay=True))
+    holding = await claimed(subject, group) if held else []
 
-    await ask(subject, parking(group, ("orders/1", second)))
+    replayed = await ask(subject, parking(group, ("orders/1", second), replay=True))
 
-    [row] = await claimed(subject, group)
-    assert row.replaying == 0
-    assert await acked(subject, group, row) == "acked"
+    assert replayed == Changed(["orders/1"], None, 1)
+    # It left the event out, so its ack would pass it.
+    assert [await acked(subject, group, row) for row in holding] == ["lost"] * held
+    done = a(ClaimDone, await ask(subject, claiming(group)))
+    [lease] = done.leases
+    assert (lease.row.replaying, done.group.parked_count, list(done.aside)) == (0, 0, [])
+    assert await acked(subject, group, lease.row) == "acked"
     assert await claimed(subject, group) == []
 
 

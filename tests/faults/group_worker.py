@@ -8,6 +8,8 @@ Arguments: the server's URL, the group, the worker's name, and what it does:
               came of each; then it goes on as `work`
     die       the worker loop of the client, one target at a time, with a handler that kills its
               process at the event `poison`
+    fumble    claims like `work`, then does what chance says: handles all, fails on an event or a
+              replayed one, parks, gives back, lets the lease expire; one more argument is the seed
     commit    appends events to the streams of the group, in turns, and ends; two more arguments
               say how many events, and to how many streams
 """
@@ -16,12 +18,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 import fencepost
-from fencepost import CommitAppend, GroupEvent, Lease, LeaseAck
+from fencepost import CommitAppend, EventFailure, GroupEvent, Lease, LeaseAck, ReplayedEvent
 
 POISON = "poison"
 AWAY = (
@@ -60,6 +65,55 @@ def work(client: fencepost.Client, name: str, worker: str, *, freezes: bool) -> 
                 client.commit(effects(name, worker, lease), leases=[(lease.token, lease.read_to)])
         except (fencepost.LeaseLostError, *AWAY):
             continue
+
+
+def fumble(client: fencepost.Client, name: str, worker: str, seed: int) -> None:
+    group, chance = client.group(name), random.Random(f"{seed}:{worker}")
+    while True:
+        try:
+            found = group.claim(worker, streams_max=4, events_max=5, wait_ms=300)
+            for lease in found.leases:
+                end(client, group, worker, lease, chance)
+        except (fencepost.LeaseLostError, *AWAY):
+            continue
+
+
+def end(
+    client: fencepost.Client,
+    group: fencepost.Group,
+    worker: str,
+    lease: Lease,
+    chance: random.Random,
+) -> None:
+    """End a lease in one of the ways that there are, with the effects of what was handled."""
+    what = chance.choices(("expire", "release", "fail", "handle"), (1, 2, 4, 12))[0]
+    if what == "expire":
+        return
+    if what == "release":
+        group.release([lease.token])
+        return
+    handled, replayed, at, failure = [], [], lease.read_to, None
+    for event in lease.events:
+        if event.replayed:
+            fails = chance.random() < 0.2
+            replayed.append(
+                ReplayedEvent(position=event.position, error="again" if fails else None)
+            )
+            handled += [] if fails else [event]
+        elif what == "fail" and chance.random() < 0.5:
+            parks = chance.random() < 0.5
+            failure = EventFailure(position=event.position, error="boom", park=parks)
+            before = [e.position for e in handled if not e.replayed]
+            at = before[-1] if before else lease.at
+            break
+        else:
+            handled.append(event)
+    done = LeaseAck(token=lease.token, at=at, failure=failure, replayed=replayed)
+    if handled:
+        mine = msgspec.structs.replace(lease, events=handled)
+        client.commit(effects(group.name, worker, mine), leases=[done])
+    else:
+        group.ack(done)
 
 
 def freeze(client: fencepost.Client, group: fencepost.Group, worker: str, lease: Lease) -> None:
@@ -114,6 +168,8 @@ def main() -> None:
     with fencepost.connect(url) as client:
         if how == "die":
             die(client, name, worker)
+        elif how == "fumble":
+            fumble(client, name, worker, *map(int, numbers))
         elif how == "commit":
             commit(client, name, worker, *map(int, numbers))
         else:

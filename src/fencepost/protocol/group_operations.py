@@ -91,9 +91,12 @@ def decide_park(group: Group, row: Target, *, position: int, now_ms: int) -> Par
 
 
 class ReplayDecision(NamedTuple):
-    """A parked event that will be given out again, and the row under whose lease it will be."""
+    """A parked event that will be given out again, and the row under whose lease it will be.
 
-    event: Parked
+    The event is None where it is parked no more, because its target has yet to come to it.
+    """
+
+    event: Parked | None
     row: Target
 
 
@@ -103,9 +106,16 @@ def decide_replay(
     """Give a parked event out again. None: it is being replayed already.
 
     `at` does not move. A message's row went when the message was parked, and comes back for this.
+    An event that lies ahead of `at` is not parked any more, and comes in its order: if it were
+    replayed, it would be handled once more when `at` gets there. A worker that may have a lease
+    without the event loses it, or its ack would pass the event.
     """
     if event.replaying:
         return None
+    if row is not None and row.at < event.position:
+        if row.worker is not None:
+            row = row.free(now_ms)._replace(token=row.token + 1)
+        return ReplayDecision(None, row._replace(updated_ms=now_ms))
     if row is None:
         position = event.position
         row = Target(

@@ -119,6 +119,7 @@ def test_parking_a_message_ends_its_target_and_replaying_it_brings_it_back() -> 
     replayed = decide_replay(queue, None, parked.event, now_ms=NOW_MS)
 
     assert replayed is not None
+    assert replayed.event is not None
     assert replayed.event.replaying
     assert replayed.row == Target(
         "jobs@9", "jobs", at=9, work_to=9, waits_from=9, token=7, replaying=1, updated_ms=NOW_MS
@@ -132,5 +133,17 @@ def test_an_event_is_replayed_once_at_a_time_and_at_does_not_move() -> None:
     decision = decide_replay(group(), waiting(at=9), event, now_ms=NOW_MS)
 
     assert decision is not None
+    assert decision.event is not None
     assert (decision.row.at, decision.row.replaying) == (9, 1)
     assert decide_replay(group(), decision.row, decision.event, now_ms=NOW_MS) is None
+
+
+def test_an_event_ahead_is_parked_no_more_and_the_lease_that_left_it_out_is_lost() -> None:
+    event = Parked("orders/7", "orders/7", 5, "parked by an operator", 0, 1)
+
+    decision = decide_replay(group(), leased(at=3), event, now_ms=NOW_MS)
+
+    assert decision is not None
+    assert decision.event is None
+    assert (decision.row.at, decision.row.replaying, decision.row.token) == (3, 0, 5)
+    assert decision.row.worker is None

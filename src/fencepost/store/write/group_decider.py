@@ -613,9 +613,6 @@ class GroupDecider:
             changes = self._open_group()
             known = self._groups.find_parked(group.id, name, position)
             row = decision.row
-            if row is not None and known is not None and known.replaying:
-                # The event no longer waits to be replayed, so it is no work of the target.
-                row = row._replace(replaying=max(0, row.replaying - 1))
             self._groups.save_parked(changes, group.id, decision.event)
             group = self._recount(group, parked=known is None)
             if row is None:
@@ -660,9 +657,13 @@ class GroupDecider:
             if decision is None:
                 continue
             changes = self._open_group()
-            self._groups.save_parked(changes, group.id, decision.event)
-            self._groups.save(changes, group.id, decision.row)
             current = self._groups.find_group(group.name) or group
+            if decision.event is None:
+                self._groups.drop_parked(changes, group.id, event.target, event.position)
+                current = self._recount(current, parked=-1)
+            else:
+                self._groups.save_parked(changes, group.id, decision.event)
+            self._groups.save(changes, group.id, decision.row)
             if decision.row.lane not in current.lanes:
                 current = current._replace(lanes=(*current.lanes, decision.row.lane))
             self._recount(current, targets=row is None)
