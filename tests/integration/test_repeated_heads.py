@@ -17,6 +17,7 @@ from tests.engines import empty_store, engine, server_at
 from tests.integration.auth_support import ALL, ROOT, Place, place, principal, token
 from tests.integration.raw import Connection, request
 from tests.integration.test_auth_jwt import AUDIENCE, ISSUER, WORKERS, jwks, signed
+from tests.serving import ServerProcess
 from tests.unit.http.rawhttp import Reply
 
 __all__ = ["empty_store", "engine"]
@@ -66,31 +67,77 @@ def said_to(reply: Reply, who: str) -> tuple[object, ...]:
     return reply.status, headers, TIME.sub(b"then", reply.body.replace(who.encode(), b"one"))
 
 
+def sent_by(dice: random.Random) -> list[str]:
+    """Who sends each request of a script: mostly the same as before, or heads would not repeat."""
+    senders = ["ann"]
+    while len(senders) < PHASES * REQUESTS:
+        others = dice.random() < 0.1
+        senders.append(dice.choice(("ann", "bob", "eve", "mallory", "")) if others else senders[-1])
+    return senders
+
+
+def say(
+    server: ServerProcess, who: str, seed: int, *, authorized: bool
+) -> list[tuple[object, ...]]:
+    """What a client is answered to a script, and what is in its streams then."""
+    appends = script(random.Random(seed))
+    senders = sent_by(random.Random(seed)) if authorized else [""] * len(appends)
+    root = [bearer(token("root"))] if authorized else []
+    paths = [f"/v1/stream/{who}/{seed}/{stream}" for stream in range(STREAMS)]
+    answers: list[tuple[object, ...]] = []
+    with Connection(server.port) as connection:
+        for path in paths:
+            connection.ask("PUT", path, "Content-Type: application/json", *root)
+        for turn, (stream, headers, body) in enumerate(appends):
+            own = [f"X-Turn: {turn}"] if who == "two" else []
+            if senders[turn]:
+                own.append(bearer(token(senders[turn])))
+            reply = connection.ask("POST", paths[stream], *own, *headers, body=body)
+            answers.append(said_to(reply, who))
+        for path in paths:
+            read = connection.ask("GET", path, *root)
+            answers.append((read.headers["stream-next-offset"], read.body))
+    return answers
+
+
 def test_answers_and_streams_are_the_same_with_and_without_a_repeated_head(
     empty_store: Path | str,
 ) -> None:
     with server_at(empty_store) as server:
         for seed in SEEDS:
-            appends = script(random.Random(seed))
-            found: dict[str, list[object]] = {"one": [], "two": []}
             counts = [repeated(httpx.get(f"{server.url}/metrics"))]
-            for who, answers in found.items():
-                paths = [f"/v1/stream/{who}/{seed}/{stream}" for stream in range(STREAMS)]
-                with Connection(server.port) as connection:
-                    for path in paths:
-                        connection.ask("PUT", path, "Content-Type: application/json")
-                    for turn, (stream, headers, body) in enumerate(appends):
-                        own = [f"X-Turn: {turn}"] if who == "two" else []
-                        reply = connection.ask("POST", paths[stream], *own, *headers, body=body)
-                        answers.append(said_to(reply, who))
-                    for path in paths:
-                        read = connection.ask("GET", path)
-                        answers.append((read.headers["stream-next-offset"], read.body))
+            found = []
+            for who in ("one", "two"):
+                found.append(say(server, who, seed, authorized=False))
                 counts.append(repeated(httpx.get(f"{server.url}/metrics")))
 
-            assert found["one"] == found["two"], f"seed {seed}"
+            assert found[0] == found[1], f"seed {seed}"
             assert counts[1] - counts[0] > PHASES * (REQUESTS - 6)
             assert counts[1] == counts[2]
+
+
+def test_they_are_the_same_for_several_principals_on_one_connection(
+    empty_store: Path | str,
+) -> None:
+    """One may do all, one has a single stream, one may read only, and some are not known at all."""
+    ann = principal("ann", ("one/**", ALL), ("two/**", ALL))
+    bob = principal("bob", ("one/*/0", ALL), ("two/*/0", ALL))
+    eve = principal("eve", ("**", ["read"]))
+    with place(empty_store, ROOT, ann, bob, eve) as here:
+        statuses: set[object] = set()
+        for seed in SEEDS:
+            counts = [counted(here)]
+            found = []
+            for who in ("one", "two"):
+                found.append(say(here.process, who, seed, authorized=True))
+                counts.append(counted(here))
+
+            assert found[0] == found[1], f"seed {seed}"
+            assert counts[1] - counts[0] > PHASES * 2
+            assert counts[1] == counts[2]
+            statuses.update(answer[0] for answer in found[0])
+
+        assert statuses >= {200, 204, 401, 403, 412}
 
 
 def asked(connection: Connection, path: str, *headers: str) -> int:
