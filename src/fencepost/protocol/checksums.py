@@ -80,5 +80,7 @@ def _checksum_of(row: tuple[Any, ...]) -> int:
         head += producer.encode()
     if digest is not None:
         head += digest
-    payload = 0 if data is None else payload_checksum(lengths, data)
+    payload = 0
+    if data is not None:
+        payload = crc32(data) if lengths is None else crc32(lengths, crc32(data))
     return (crc32(head) & _HEAD_MASK) << 32 | payload

@@ -1,5 +1,6 @@
 """Batches: what a JSON body is cut into, and that joining it back loses nothing."""
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterable
@@ -203,6 +204,17 @@ def test_a_digest_tells_requests_apart_by_type_close_flag_and_bytes(
 
     assert (digest(*one, data) == digest(*other, more)) == same
     assert len(digest(*one, data)) == DIGEST_BYTES
+
+
+@pytest.mark.parametrize("size", [0, 100, 4095, 4096, 4097, 65_536])
+def test_a_digest_is_made_alike_whatever_the_size(size: int) -> None:
+    """It is compared with those on disk, so how it is made must not change what it is."""
+    data = bytes(range(256)) * (size // 256 + 1)
+    data = data[:size]
+
+    expected = hashlib.sha256(b"1text/plain\0" + data).digest()[:DIGEST_BYTES]
+
+    assert digest("text/plain", True, data) == expected
 
 
 @pytest.mark.parametrize(

@@ -604,7 +604,7 @@ class Ledger(KeyLedger):
             entry.view = view
             start, parts = group.parts.get(view.id, (view.tail, ()))
             shown = None if view.id in group.unshown else parts
-            published.append(Published(view, start, shown, gone=state != LIVE))
+            published.append(tuple.__new__(Published, (view, start, shown, state != LIVE)))
             if state == DELETED:
                 self._drop(entry)
         return published
@@ -625,17 +625,21 @@ class Ledger(KeyLedger):
 
 def view_of(stream: Stream) -> StreamInfo:
     """A stream as its readers will see it."""
-    return StreamInfo(
-        id=stream.id,
-        path=stream.path,
-        content_type=stream.content_type,
-        is_json=stream.is_json,
-        tail=stream.tail,
-        first=stream.first,
-        closed=stream.closed,
-        lifetime=stream.lifetime,
-        created_ms=stream.created_ms,
-        retention=stream.retention,
-        segments=stream.segments,
-        books_closed=stream.books_closed_at is not None,
+    # The constructor of a NamedTuple is a function in Python: this takes a quarter of the time.
+    return tuple.__new__(
+        StreamInfo,
+        (
+            stream.id,
+            stream.path,
+            stream.content_type,
+            stream.is_json,
+            stream.tail,
+            stream.first,
+            stream.closed,
+            stream.lifetime,
+            stream.created_ms,
+            stream.retention,
+            stream.segments,
+            stream.books_closed_at is not None,
+        ),
     )
