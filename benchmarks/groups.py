@@ -1,9 +1,11 @@
 """`python -m benchmarks.groups`: groups over HTTP on both stores, beside procrastinate.
 
-Three questions: how many events a second workers drain with the defaults (10 targets, 10 events in
-a claim, the ack claims the next); the same with all events on one target; and how long a claim
-takes when a group has many targets. procrastinate runs on the same PostgreSQL server, installed for
-the run into a temporary folder (`--no-peer` leaves it out). How fast anything was decides nothing.
+How many events a second workers drain with the defaults (10 targets, 10 events in a claim, the ack
+claims the next) and with wide claims; the same with all events on one target, and with many
+computed targets over one source; how many plain appends the same connections store; and how long a
+claim takes when a group has many targets. procrastinate runs on the same PostgreSQL server, with as
+many workers of ten jobs at a time, installed for the run into a temporary folder (`--no-peer`
+leaves it out). How fast anything was decides nothing.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ PEER_PROGRAM = """
 import asyncio, sys, time
 import procrastinate
 
-async def main(url, jobs):
+async def main(what, url, jobs):
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
 
     @app.task(name="nothing")
@@ -38,13 +41,17 @@ async def main(url, jobs):
         pass
 
     async with app.open_async():
-        await app.schema_manager.apply_schema_async()
-        await nothing.batch_defer_async(*({"n": n} for n in range(jobs)))
-        started = time.perf_counter()
+        if what == "defer":
+            await app.schema_manager.apply_schema_async()
+            await nothing.batch_defer_async(*({"n": n} for n in range(jobs)))
+            return
+        print("ready", flush=True)
+        sys.stdin.readline()
+        started = time.time()
         await app.run_worker_async(concurrency=10, wait=False, install_signal_handlers=False)
-        print(jobs / (time.perf_counter() - started))
+        print(started, time.time())
 
-asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
 
@@ -81,17 +88,21 @@ def fill(wire: Wire, folder: str, targets: int, events: int) -> None:
         wire.ask("POST", "/v1/commit", {"appends": appends})
 
 
-def drain(port: int, folder: str, targets: int, events: int) -> float:
+def drain(port: int, folder: str, targets: int, events: int, **widths: int) -> float:
     """Events a second that some workers handle and ack."""
     wire = Wire(port)
     fill(wire, folder, targets, events)
     wire.ask("PUT", f"/v1/groups/{folder}", {"sources": [f"{folder}/*"]})
+    return worked(port, folder, targets * events, **widths)
+
+
+def worked(port: int, folder: str, total: int, **widths: int) -> float:
+    """How many events a second workers handle and ack, until so many are."""
     handled = [0] * WORKERS
-    total = targets * events
 
     def work(number: int) -> None:
         own = Wire(port)
-        claim = {"worker": f"w{number}"}
+        claim = {"worker": f"w{number}", **widths}
         leases = own.ask("POST", f"/v1/groups/{folder}/claim", claim)["leases"]
         while sum(handled) < total:
             if not leases:
@@ -107,15 +118,63 @@ def drain(port: int, folder: str, targets: int, events: int) -> float:
             handled[number] += done
             leases = answer["leases"]
 
+    seconds = run(work)
+    if sum(handled) != total:
+        raise SystemExit(f"{sum(handled)} events were handled, and {total} were appended")
+    return total / seconds
+
+
+def drain_computed(port: int, targets: int) -> float:
+    """Events a second of one source that many computed targets share, one event each."""
+    wire = Wire(port)
+    wire.ask("PUT", "/v1/groups/shared", {"sources": ["shared/*"], "targets": "computed"})
+    for _ in range(0, targets, 1_000):
+        fill(wire, "shared", 1, 1_000)
+    after = wire.ask("GET", "/v1/groups/shared")["correlated"]
+    until = wire.ask("GET", "/v1/groups/shared/stats")["head"]
+    positions = range(until - targets + 1, until + 1)
+    found = [{"target": f"t/{at}", "source": "shared/0", "position": at} for at in positions]
+    for at in range(0, targets, 5_000):
+        piece = found[at : at + 5_000]
+        body = {"after": after, "until": piece[-1]["position"], "targets": piece}
+        after = wire.ask("POST", "/v1/groups/shared/correlate", body)["correlated"]
+
+    done = [0] * WORKERS
+
+    def work(number: int) -> None:
+        own, claim = Wire(port), {"worker": f"w{number}", "streams_max": 100}
+        leases = own.ask("POST", "/v1/groups/shared/claim", claim)["leases"]
+        while sum(done) < targets:
+            items = [{"token": one["token"], "at": one["until"]} for one in leases]
+            body = {"items": items, "claim": claim}
+            answer = own.ask("POST", "/v1/groups/shared/ack", body)
+            done[number] += len(items)
+            leases = answer["leases"]
+
+    return targets / run(work)
+
+
+def appended(port: int, count: int) -> float:
+    """Plain appends a second of as many connections."""
+
+    def work(number: int) -> None:
+        own = Wire(port)
+        own.ask("PUT", f"/v1/stream/plain/{number}", [])
+        for n in range(count // WORKERS):
+            own.ask("POST", f"/v1/stream/plain/{number}", {"n": n})
+
+    return count / run(work)
+
+
+def run(work: Callable[[int], None]) -> float:
+    """How many seconds it takes until every worker has ended."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(WORKERS)]
     started = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if sum(handled) != total:
-        raise SystemExit(f"{sum(handled)} events were handled, and {total} were appended")
-    return total / (time.perf_counter() - started)
+    return time.perf_counter() - started
 
 
 def claim_times_ms(port: int, targets: int, claims: int) -> list[float]:
@@ -148,25 +207,48 @@ def claim_times_ms(port: int, targets: int, claims: int) -> list[float]:
 
 
 def peer_rate(url: str, jobs: int) -> float:
-    """Jobs a second of procrastinate's worker, ten at a time."""
+    """Jobs a second of procrastinate's workers, ten at a time each."""
     with tempfile.TemporaryDirectory() as folder:
         install = [sys.executable, "-m", "pip", "install", "-q", "--target", folder, *PEER]
         subprocess.run(install, check=True)
-        done = subprocess.run(
-            [sys.executable, "-c", PEER_PROGRAM, url, str(jobs)],
-            env=os.environ | {"PYTHONPATH": folder},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise SystemExit(f"procrastinate failed: {done.stderr[-2000:]}")
-        return float(done.stdout.split()[-1])
+        environment = os.environ | {"PYTHONPATH": folder}
+        command = [sys.executable, "-c", PEER_PROGRAM]
+        subprocess.run([*command, "defer", url, str(jobs)], env=environment, check=True)
+        workers = [
+            subprocess.Popen(
+                [*command, "work", url, "0"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(WORKERS)
+        ]
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        times = [worker.communicate()[0].split() for worker in start(workers)]
+        return jobs / (max(float(ended) for _, ended in times) - min(float(t[0]) for t in times))
+
+
+def start(workers: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+    """Tell all workers to begin."""
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    return workers
 
 
 def measure(name: str, server: ServerProcess, options: argparse.Namespace) -> None:
     with server:
         rate = drain(server.port, "wide", options.targets, 10)
         print(f"{name}: drain of {options.targets} targets x 10 events: {rate:,.0f} events/s")
+        rate = drain(server.port, "widest", options.targets, 10, streams_max=100)
+        print(f"{name}: the same with 100 targets in a claim: {rate:,.0f} events/s")
+        print(f"{name}: plain appends: {appended(server.port, options.targets * 4):,.0f}/s")
+        rate = drain_computed(server.port, options.targets * 10)
+        print(f"{name}: {options.targets * 10:,} computed targets over one source: {rate:,.0f}/s")
         rate = drain(server.port, "hot", 1, options.targets * 2)
         print(f"{name}: one hot target: {rate:,.0f} events/s")
         times = claim_times_ms(server.port, options.many, options.claims)
