@@ -370,6 +370,20 @@ def test_a_poison_event_is_parked_and_replayed(wire: Connection) -> None:
     assert team.get("stats")["parked"] == 0
 
 
+def test_an_event_of_another_stream_is_not_parked_for_a_target(team: Team) -> None:
+    a, b = team.fill("a", "b")
+    team.claim(lease_ms=1_000)
+    events = [(f"{team.name}/a", a), (f"{team.name}/a", b)]
+
+    asked = [{"target": target, "position": position} for target, position in events]
+    reply = team.post("park", events=asked)
+
+    assert (reply.status, code_of(reply)) == (404, "target_not_found")
+    assert f"'{team.name}/a@{b}'" in body_of(reply, 404)["detail"]
+    assert team.get("parked")["parked"] == []
+    assert body_of(team.post("park", events=asked[:1]))["changed"] == 1
+
+
 def test_operators_block_nothing_but_can_free_everything(wire: Connection) -> None:
     team = Team(wire, retries_max=0)
     team.fill("a", "b")

@@ -66,7 +66,7 @@ def refusal(name: str, outcome: GroupOutcome | Failed | Unknown) -> Response:
         case GroupMissing():
             return group_missing(name)
         case TargetMissing(target):
-            detail = f"the group {name!r} has no target or parked event {target!r}"
+            detail = f"the group {name!r} has no target or event {target!r}"
             return refused(404, "target_not_found", "No such target", detail)
         case GroupExists():
             detail = f"the group {name!r} exists with other settings: delete it, or use its own"

@@ -7,7 +7,7 @@ read everything; events are never left out of a lease for want of a grant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fencepost.clock import Clock
@@ -49,6 +49,7 @@ from fencepost.store.group_contract import (
     Correlate,
     CorrelationDone,
     DeleteGroup,
+    EventSpan,
     GroupDeleted,
     GroupReads,
     MakeGroup,
@@ -56,9 +57,12 @@ from fencepost.store.group_contract import (
     RenewDone,
     RenewLeases,
     SpanEvents,
+    TargetMissing,
 )
 
 STATES = ("idle", "ready", "leased", "deferred", "blocked")
+PARK_PIECE = 100
+"""Events that are looked up together before they are parked."""
 SCAN_ROWS = 1_000
 """Targets that one page of a list looks through for those that it shows."""
 
@@ -305,11 +309,34 @@ class Groups:
     async def _set_aside(self, request: Request, raw: bytes, *, replay: bool) -> Answer:
         name = self._name(request, raw, ADMIN)
         asked = self._bodies.parking(name, parse(request, ParkBody), replay=replay)
+        if not replay and (missing := await self._not_there(name, asked.events or ())):
+            return refusal(name, TargetMissing(missing))
         principal, reason = self._operator(request)
         outcome = await self.working.work(asked._replace(principal=principal, reason=reason))
         if not isinstance(outcome, Changed):
             return refusal(name, outcome)
         return json_answer({"changed": outcome.events, "next": outcome.next})
+
+    async def _not_there(self, name: str, events: Sequence[tuple[str, int]]) -> str | None:
+        """The first of some events that its target does not have; None when there is none.
+
+        What is parked must be an event, or the number of another stream's event is set aside for
+        the one that is meant, and can never be given out again. Unknown targets are told later.
+        """
+        group = await self._reads.find(name) if events else None
+        if group is None:
+            return None
+        rows = {target: await self._reads.target(group.id, target) for target, _ in events}
+        asked = [(row, position) for target, position in events if (row := rows[target])]
+        spans = [EventSpan(row.source, position - 1, position) for row, position in asked]
+        names, bytes_max = group.settings.names, self._groups.claim_bytes_max
+        for at in range(0, len(spans), PARK_PIECE):
+            piece = spans[at : at + PARK_PIECE]
+            found = await self._reads.events(piece, names, events_max=1, bytes_max=bytes_max)
+            for (row, position), answer in zip(asked[at:], found, strict=False):
+                if not answer.events and answer.read_to >= position:
+                    return f"{row.target}@{position}"
+        return None
 
     def _operator(self, request: Request) -> tuple[str | None, str]:
         actor = access.actor_of(request, GROUPS)
