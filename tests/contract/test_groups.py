@@ -25,6 +25,7 @@ from fencepost.store.group_contract import (
     TargetMissing,
 )
 from fencepost.store.maintain.jobs import Upkeep
+from fencepost.store.write import group_decider
 from fencepost.testing.clock import SimClock
 from tests.contract.grouping import (
     LEASE_MS,
@@ -402,6 +403,21 @@ async def test_a_claim_passes_over_what_its_worker_may_not_read(subject: Subject
     outcome = a(ClaimDone, await ask(subject, request))
 
     assert [lease.row.target for lease in outcome.leases] == ["orders/2"]
+
+
+async def test_what_a_worker_may_not_read_hides_nothing_that_it_may(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_decider, "CANDIDATES_MIN", 4)
+    others = [f"orders/{n}" for n in range(20)]
+    group = await with_work(subject, *others[:10], "orders/mine", *others[10:])
+
+    def may_read(path: str) -> bool:
+        return path == "orders/mine"
+
+    outcome = await ask(subject, claiming(group)._replace(may_read=may_read))
+
+    assert [row.target for row in rows_of(a(ClaimDone, outcome).leases)] == ["orders/mine"]
 
 
 async def test_urgent_targets_come_first_and_lanes_are_kept_apart(subject: Subject) -> None:

@@ -111,6 +111,8 @@ class TurnGroupRows(GroupRows):
         """The groups that requests of this turn name; empty when nothing was loaded for it."""
         self._loaded: dict[tuple[int, str], Target | None] = {}
         self._candidates: dict[tuple[int, str], list[Target]] = {}
+        self._counts: dict[tuple[int, str], int] = {}
+        """For how many targets candidates were loaded."""
         self._due: dict[tuple[int, str], tuple[list[Target], bool]] = {}
         """The first rows with an end, and whether these are all."""
 
@@ -138,6 +140,7 @@ class TurnGroupRows(GroupRows):
             due = [target_from_row(row) for row in next(found)]
             self._candidates[place] = [*ready.values(), *due]
             self._due[place] = due, len(due) <= count.total
+            self._counts[place] = count.total
 
     def _take_groups(self, names: Sequence[str], rows: Sequence[Row]) -> None:
         self.loaded_groups = dict.fromkeys(names)
@@ -196,6 +199,7 @@ class TurnGroupRows(GroupRows):
         self.loaded_groups.clear()
         self._loaded.clear()
         self._candidates.clear()
+        self._counts.clear()
         self._due.clear()
 
     # Finding
@@ -218,7 +222,8 @@ class TurnGroupRows(GroupRows):
         changed: Mapping[str, Target | None],
     ) -> Iterator[Target]:
         loaded = self._candidates.get((group_id, lane))
-        if loaded is not None:
+        # A claim whose worker may not read every source looks at more than was loaded for others.
+        if loaded is not None and sum(slots) <= self._counts[group_id, lane]:
             return (row for row in loaded if row.target not in changed)
         return super().in_order(group_id, lane, slots, now_ms, changed)
 

@@ -45,6 +45,7 @@ from fencepost.protocol.leases import (
     DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
+    Claim,
     CorrelationDecision,
     CorrelationMoved,
     GroupGone,
@@ -92,8 +93,9 @@ from fencepost.store.write.groups import MESH, GroupChanges, Groups
 from fencepost.store.write.sends import Meshes
 from fencepost.store.write.usage import Usage
 
-CANDIDATES_MAX = 1_000
-"""Rows that a claim looks at when its worker may not read every source."""
+CANDIDATES_MIN, CANDIDATES_MAX = 1_000, 16_000
+"""Rows that a claim looks at when its worker may not read every source: more and more of them, as
+long as too few are of sources that it may read."""
 AUDITED = frozenset(("unblock", "reset", "skip", "park"))
 """What operators do that the audit stream tells of."""
 ASIDE_MAX = 1_000
@@ -295,9 +297,7 @@ class GroupDecider:
         if may_read is None:
             found = self._groups.candidates(group, claim.lane, slots, now_ms)
         else:
-            wide = share_slots(CANDIDATES_MAX, claim.lagging_share, claim.cycle)
-            found = self._groups.candidates(group, claim.lane, wide, now_ms)
-            found = [row for row in found if may_read(row.source)]
+            found = self._readable(group, claim, may_read, now_ms)
         decision = decide_claim(found, claim, lost_max=group.settings.lost_max, now_ms=now_ms)
         if decision.leases or decision.blocked:
             changes = self._open_group()
@@ -312,6 +312,20 @@ class GroupDecider:
         if group.parked_count:
             aside = [self._aside(group, lease.row) for lease in decision.leases]
         return ClaimDone(group, decision.leases, decision.blocked, due_ms, now_ms, aside)
+
+    def _readable(
+        self, group: Group, claim: Claim, may_read: Callable[[str], bool], now_ms: int
+    ) -> list[Target]:
+        """Candidates of sources that the worker may read, among many that it may not."""
+        looked_at, count = -1, CANDIDATES_MIN
+        while True:
+            wide = share_slots(count, claim.lagging_share, claim.cycle)
+            found = self._groups.candidates(group, claim.lane, wide, now_ms)
+            readable = [row for row in found if may_read(row.source)]
+            is_all = len(found) == looked_at
+            if len(readable) >= claim.streams_max or is_all or count >= CANDIDATES_MAX:
+                return readable
+            looked_at, count = len(found), 4 * count
 
     def _aside(self, group: Group, row: Target) -> Aside:
         """The parked events that matter for a lease: those to replay, and those to leave out."""
