@@ -228,6 +228,56 @@ def test_a_handler_that_ends_its_program_ends_the_worker_and_keeps_the_event(
     assert [target.state for target in group.streams()] == ["leased"]
 
 
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [(lambda _event: None, "event, lease"), (asyncio.sleep, "async"), ("handle", "function")],
+)
+def test_a_handler_that_cannot_handle_is_told_before_anything_is_claimed(
+    client: fencepost.Client, group: fencepost.Group, handler: Any, said: str
+) -> None:
+    fill(client, group, 1)
+
+    with pytest.raises(fencepost.InvalidArgumentError, match=said):
+        group.work(handler, worker="w", until_idle=True)
+    with pytest.raises(fencepost.InvalidArgumentError, match="list"):
+        client.group("texts").make("orders/**")
+
+    assert len(group.claim("w").leases) == 1
+
+
+def test_what_a_handler_raises_is_in_the_log_of_its_worker(
+    client: fencepost.Client, group: fencepost.Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also an async function that hides in another one: its event was acked without a word."""
+    fill(client, group, 1)
+
+    async def hidden() -> None:
+        pass
+
+    group.work(lambda _event, _lease: hidden(), worker="w", until_idle=True)
+
+    assert [parked.error for parked in group.parked()] == [
+        "FencepostError: a sync client cannot await: give it plain functions"
+    ]
+    said = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 2
+    assert said[0].exc_info is not None
+    assert f"{group.name}/0" in said[0].getMessage()
+
+
+async def test_an_async_worker_takes_plain_functions_too(server_process: ServerProcess) -> None:
+    async with fencepost.connect_async(server_process.url) as client:
+        group = client.group(f"crew-{next(_names)}")
+        await group.make([f"{group.name}/**"])
+        await client.stream(f"{group.name}/a").append({"n": 1}, auto_create=True)
+        seen: list[Any] = []
+
+        await group.work(lambda event, _lease: seen.append(event.data), worker="w", until_idle=True)
+
+        assert seen == [{"n": 1}]
+        assert (await group.stats())["ready"] == 0
+
+
 def test_an_ack_that_is_refused_undoes_no_other(
     client: fencepost.Client, group: fencepost.Group
 ) -> None:

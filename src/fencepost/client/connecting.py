@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fencepost.client.aio import AsyncClient
+from fencepost.client.errors import require
 from fencepost.client.http import Address, parse_url
 from fencepost.client.proxies import parse_proxy, proxy_of
 from fencepost.client.settings import ClientSettings, OnFailure, Retries, Timeouts, Value
@@ -75,13 +76,16 @@ def _settings(
     ssl: tls.SSLContext | None,
     proxy: str | Literal[False] | None,
 ) -> ClientSettings:
+    retries, timeouts = retries or Retries(), timeouts or Timeouts()
+    require(isinstance(retries, Retries), f"retries is a fencepost.Retries, not {retries!r}")
+    require(isinstance(timeouts, Timeouts), f"timeouts is a fencepost.Timeouts, not {timeouts!r}")
     return ClientSettings(
         address=_proxied(parse_url(url, ssl), proxy),
         token=token,
         headers=dict(headers or {}),
         params=dict(params or {}),
-        timeouts=timeouts or Timeouts(),
-        retries=retries or Retries(),
+        timeouts=timeouts,
+        retries=retries,
         on_error=on_error,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from fencepost.client.errors import BadRequestError
 from fencepost.client.group_worker import (
     AWAY,
+    HANDLED,
     LOOK_SECONDS,
     STOPPABLE_WAIT_MS,
     WAIT_MS,
@@ -25,6 +27,8 @@ from fencepost.client.group_worker import (
     tell,
 )
 from fencepost.client.groups import Acked, GroupInfo, Lease, LeaseAck, Leases, RenewedItem
+from fencepost.client.handlers import async_check_handler
+from fencepost.client.wires import async_call
 
 
 class AsyncWork(Protocol):
@@ -71,11 +75,13 @@ async def async_work(
     The handlers that run then finish first.
     """
 
+    async_check_handler(handler, HANDLED)
+
     async def handle(lease: Lease) -> LeaseAck:
         progress = Progress(lease)
         for event in lease.events:
             try:
-                await handler(event, lease)
+                await async_call(partial(handler, event, lease))
             except Exception as error:
                 if not progress.failed(event, error):
                     break

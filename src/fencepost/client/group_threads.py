@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from fencepost.client.errors import BadRequestError
 from fencepost.client.group_worker import (
     AWAY,
+    HANDLED,
     LOOK_SECONDS,
     STOPPABLE_WAIT_MS,
     Breaker,
@@ -31,6 +33,8 @@ from fencepost.client.group_worker import (
     tell,
 )
 from fencepost.client.groups import Acked, GroupInfo, Lease, LeaseAck, Leases, RenewedItem
+from fencepost.client.handlers import check_handler
+from fencepost.client.wires import call
 
 
 class Work(Protocol):
@@ -74,13 +78,15 @@ def work(
 ) -> None:
     """Hand single events to `handler`, each target in a thread, until `stopping` is set."""
 
+    check_handler(handler, HANDLED)
+
     def handle(lease: Lease, is_lost: Callable[[], bool]) -> LeaseAck | None:
         progress = Progress(lease)
         for event in lease.events:
             if is_lost():
                 return None
             try:
-                handler(event, lease)
+                call(partial(handler, event, lease))
             except Exception as error:
                 if not progress.failed(event, error):
                     break

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -32,8 +33,8 @@ from fencepost.client.groups import (
 )
 from fencepost.client.results import AckedItem
 
-AsyncHandler = Callable[[GroupEvent, Lease], Awaitable[None]]
-Handler = Callable[[GroupEvent, Lease], None]
+Handler = Callable[[GroupEvent, Lease], Any]
+AsyncHandler = Handler | Callable[[GroupEvent, Lease], Awaitable[Any]]
 AsyncLeaseHandler = Callable[[Lease], Awaitable[LeaseAck | None]]
 LeaseHandler = Callable[[Lease, Callable[[], bool]], LeaseAck | None]
 """Handles a lease; the function tells whether the lease was lost meanwhile."""
@@ -50,6 +51,10 @@ LOOK_SECONDS = 0.2
 ERROR_CHARACTERS_MAX = 1_000
 AWAY = (ConnectionFailedError, UnavailableError, OutcomeUnknownError)
 """The server does not answer, or cannot store."""
+
+
+HANDLED = ("event", "lease")
+"""What a handler of single events is called with."""
 
 
 class PermanentError(Exception):
@@ -127,6 +132,8 @@ class Progress:
     def failed(self, event: GroupEvent, error: Exception) -> bool:
         """Note a failure; whether the lease goes on behind it."""
         text = text_of(error)
+        where = f"{self._lease.target} at position {event.position}"
+        log.warning("the handler failed for %s: %s", where, text, exc_info=error)
         if event.replayed:
             self._replayed.append(ReplayedEvent(position=event.position, error=text))
             return True

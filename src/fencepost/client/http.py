@@ -72,12 +72,13 @@ def parse_url(url: str, ssl: tls.SSLContext | None = None) -> Address:
         raise ProtocolError(f"{url!r} is not a URL like http://localhost:4437")
     if parts.query or parts.fragment or parts.username:
         raise ProtocolError("the URL has a query, a fragment or a user: use params and token")
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1/stream"):
+        raise InvalidArgumentError(f"{url!r} ends with /v1/stream, which the client adds itself")
     context = None
     if parts.scheme == "https":
         context = ssl or tls.create_default_context()
-    return Address(
-        parts.hostname, port or (443 if context else 80), context, parts.path.rstrip("/")
-    )
+    return Address(parts.hostname, port or (443 if context else 80), context, path)
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -67,6 +67,7 @@ def check_path(path: str) -> str:
 
 def check_origin(settings: ClientSettings, path: str) -> str:
     """A path or URL of a stream; a URL of another server would get this server's token."""
+    require(isinstance(path, str), f"the path of a stream is a text, not {path!r}")
     if is_url(path):
         there, here = parse_url(path.partition("?")[0], settings.address.ssl), settings.address
         same = (there.host, there.port, bool(there.ssl)) == (here.host, here.port, bool(here.ssl))
@@ -126,6 +127,7 @@ class Producing(msgspec.Struct, frozen=True):
     seq: int
 
     def __post_init__(self) -> None:
+        require(isinstance(self.id, str), f"the id of a producer is a text, not {self.id!r}")
         require(self.id != "", "the id of a producer is not empty")
         require(0 <= self.epoch <= NUMBER_MAX, "the epoch of a producer is from 0 to 2**53 - 1")
         require(0 <= self.seq <= NUMBER_MAX, "the seq of a producer is from 0 to 2**53 - 1")

@@ -21,7 +21,13 @@ WRONG: dict[str, Callable[[Client | AsyncClient], Any]] = {
     "id of a producer": lambda _: Producing("", 0, 0),
     "epoch of a producer": lambda _: Producing("p", -1, 0),
     "seq of a producer": lambda _: Producing("p", 0, 2**53),
+    "id of a producer is a text": lambda _: Producing(7, 0, 0),  # type: ignore[arg-type]
     "path": lambda client: client.stream(""),
+    "path of a stream is a text": lambda client: client.stream(7),  # type: ignore[arg-type]
+    "producer_id is a text": lambda client: client.stream("s").producer(7),  # type: ignore[arg-type]
+    "retries is a": lambda _: fencepost.connect(NOWHERE, retries=3),  # type: ignore[arg-type]
+    "timeouts is a": lambda _: fencepost.connect(NOWHERE, timeouts=3),  # type: ignore[arg-type]
+    "the client adds itself": lambda _: fencepost.connect(NOWHERE + "/v1/stream/"),
     "producer is not empty": lambda client: client.stream("s").producer(""),
     "epoch is": lambda client: client.stream("s").producer("p", epoch=-1),
     "seq is": lambda client: client.stream("s").producer("p", epoch=0, seq=-2),

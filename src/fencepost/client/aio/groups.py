@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fencepost.client import groups
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.readings import AsyncListing
+from fencepost.client.errors import require
 from fencepost.client.group_tasks import async_work
 from fencepost.client.group_worker import AsyncHandler, Working
 from fencepost.client.groups import (
@@ -49,6 +50,7 @@ class AsyncGroup:
         start: int | str | None = None,
     ) -> GroupInfo:
         """Make the group; fine if it exists with these settings."""
+        require(not isinstance(sources, str), "sources is a list of patterns, not one text")
         values = {
             "sources": list(sources),
             "targets": targets,

@@ -100,6 +100,7 @@ class Session(Generic[B]):
         on_ack: OnAck | None,
         on_error: OnError | None,
     ) -> None:
+        require(isinstance(producer_id, str), f"producer_id is a text, not {producer_id!r}")
         require(producer_id != "", "the id of a producer is not empty")
         clock = settings.clock
         self.settings = settings

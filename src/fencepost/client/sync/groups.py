@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fencepost.client import groups
+from fencepost.client.errors import require
 from fencepost.client.group_threads import work
 from fencepost.client.group_worker import Handler, Working
 from fencepost.client.groups import (
@@ -50,6 +51,7 @@ class Group:
         start: int | str | None = None,
     ) -> GroupInfo:
         """Make the group; fine if it exists with these settings."""
+        require(not isinstance(sources, str), "sources is a list of patterns, not one text")
         values = {
             "sources": list(sources),
             "targets": targets,

@@ -20,9 +20,10 @@ from fencepost.client.errors import (
     RateLimitedError,
     UnavailableError,
 )
+from fencepost.client.handlers import async_check_handler
 from fencepost.client.heartbeats import AsyncHeartbeats
 from fencepost.client.wires import async_call, async_wait
-from fencepost.coordination.rules.checks import async_check_handler, check_stream, check_timeout
+from fencepost.coordination.rules.checks import check_stream, check_timeout
 from fencepost.coordination.rules.claims import (
     CLAIM_SECONDS,
     POLL_SECONDS,
@@ -270,7 +271,7 @@ class AsyncTaskClaims:
         passes through. With nothing to do it looks again every `poll` seconds, and waits for a
         server that is away.
         """
-        async_check_handler(handler)
+        async_check_handler(handler, ("claim",))
         stopping = asyncio.Event() if stop is None else stop
         while not stopping.is_set():
             done = 0

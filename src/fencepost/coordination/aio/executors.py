@@ -6,7 +6,8 @@ from typing import Any
 
 from fencepost.client.aio.streams import AsyncStream
 from fencepost.client.errors import FencepostError
-from fencepost.coordination.rules.checks import async_check_handler, check_stream
+from fencepost.client.handlers import async_check_handler
+from fencepost.coordination.rules.checks import check_stream
 from fencepost.coordination.rules.claims import CLAIM_SECONDS
 from fencepost.coordination.rules.executors import POLL_SECONDS, Executing, Handler, ToolCall
 
@@ -35,7 +36,7 @@ class AsyncToolExecutor:
     ) -> None:
         for stream in (session, coordination):
             check_stream(stream, AsyncStream)
-        async_check_handler(handler)
+        async_check_handler(handler, ("call",))
         if session._driver is not coordination._driver:
             raise FencepostError(
                 "the session and the coordination stream must come from one client:"

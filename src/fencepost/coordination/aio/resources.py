@@ -90,8 +90,8 @@ class AsyncResources(Generic[T]):
         When others were first it reads again and, unless `on_conflict` answers otherwise, calls
         `mutate` again, so `mutate` does nothing but compute. Without others it is one request.
 
-        Updates of a row through these `AsyncResources` wait for each other: only what others write
-        is a conflict.
+        Updates of a row through one object wait for each other: only what others write is a
+        conflict.
 
         Raises `UpdateContendedError` after `retries` repetitions and `UpdateAbortedError` when the
         handler says so; nothing was stored then.

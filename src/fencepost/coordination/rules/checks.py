@@ -1,11 +1,7 @@
-"""Checks of what users hand in, before anything is sent; each error says what to give instead.
-
-`async_check_handler` is what `check_handler` is called in the async classes: they take both kinds.
-"""
+"""Checks of what users hand in, before anything is sent; each error says what to give instead."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from fencepost.client.errors import FencepostError
@@ -18,23 +14,6 @@ def check_stream(stream: object, kind: type[Any]) -> None:
         raise FencepostError(
             f"a {kind.__name__} is needed, not {type(stream).__name__}:"
             f" take the stream from fencepost.{how}"
-        )
-
-
-def async_check_handler(handler: object) -> None:
-    """A handler is something to call."""
-    if not callable(handler):
-        raise FencepostError(f"a handler is a function, not {type(handler).__name__}")
-
-
-def check_handler(handler: object) -> None:
-    """The same, and a sync class cannot await what a handler returns."""
-    async_check_handler(handler)
-    by_class = vars(type(handler)).get("__call__")  # of an object that can be called
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(by_class):
-        raise FencepostError(
-            "the handler is async, and this class cannot await: use the async class, or give it a"
-            " plain function"
         )
 
 

@@ -19,11 +19,12 @@ from fencepost.client.errors import (
     RateLimitedError,
     UnavailableError,
 )
+from fencepost.client.handlers import check_handler
 from fencepost.client.heartbeats import Heartbeats
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.streams import Stream
 from fencepost.client.wires import call, wait
-from fencepost.coordination.rules.checks import check_handler, check_stream, check_timeout
+from fencepost.coordination.rules.checks import check_stream, check_timeout
 from fencepost.coordination.rules.claims import (
     CLAIM_SECONDS,
     POLL_SECONDS,
@@ -269,7 +270,7 @@ class TaskClaims:
         passes through. With nothing to do it looks again every `poll` seconds, and waits for a
         server that is away.
         """
-        check_handler(handler)
+        check_handler(handler, ("claim",))
         stopping = threading.Event() if stop is None else stop
         while not stopping.is_set():
             done = 0

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.client.errors import FencepostError
+from fencepost.client.handlers import check_handler
 from fencepost.client.sync.streams import Stream
-from fencepost.coordination.rules.checks import check_handler, check_stream
+from fencepost.coordination.rules.checks import check_stream
 from fencepost.coordination.rules.claims import CLAIM_SECONDS
 from fencepost.coordination.rules.executors import POLL_SECONDS, Executing, Handler, ToolCall
 
@@ -36,7 +37,7 @@ class ToolExecutor:
     ) -> None:
         for stream in (session, coordination):
             check_stream(stream, Stream)
-        check_handler(handler)
+        check_handler(handler, ("call",))
         if session._driver is not coordination._driver:
             raise FencepostError(
                 "the session and the coordination stream must come from one client:"
