@@ -175,7 +175,10 @@ class Connection(asyncio.Protocol):
     # Reading.
 
     def data_received(self, data: bytes) -> None:
-        self.front.counters.bytes_in += len(data)
+        front = self.front
+        front.counters.bytes_in += len(data)
+        if front.counters.bytes_in >= front.count_at_bytes:
+            front.count_bodies()
         if self._ended:
             self._take_late(data)
         elif self._reading_paused:
@@ -224,7 +227,16 @@ class Connection(asyncio.Protocol):
             len(turns.started) + len(turns.waiting) >= settings.pipeline_depth_max
             or turns.queued_bytes >= settings.pipeline_bytes_max
             or self.writing_paused
+            or (
+                turns.queued_bytes > 0
+                and self.front.bodies.is_crowded
+                and not self.front.bodies.reads_ahead(self._sender())
+            )
         )
+
+    def _sender(self) -> str | None:
+        """The principal whose requests came last; None when there was none yet."""
+        return None if self.principal is None else self.principal.name
 
     def _pause_reading(self) -> None:
         # After the last request reading goes on: it is how a disconnect is noticed.
@@ -487,7 +499,9 @@ class Connection(asyncio.Protocol):
         self.gone = self.closing = True
         self._reader.close()
         early, self._early = self._early or b"", None
-        successor = WebSocketConnection(self.front, self._transport, answer.settings)
+        successor = WebSocketConnection(
+            self.front, self._transport, answer.settings, self._sender()
+        )
         self._transport.set_protocol(successor)
         self.front.replaced(self, successor)
         self._websocket = websocket = successor.websocket
@@ -521,8 +535,29 @@ class Connection(asyncio.Protocol):
         elif self._lingering:
             if now_seconds > self._linger_until_seconds:
                 self._transport.close()
-        elif not (self.closing or self._ended or self._reading_paused):
-            self._sweep_reading(now_seconds)
+        elif not self.closing:
+            if self._reading_paused:
+                self._resume_reading()
+            elif not self._ended:
+                self._sweep_reading(now_seconds)
+
+    def count_bodies(self) -> None:
+        """Count the small bodies that wait here, and refuse one for which there is no room."""
+        if self.closing:
+            return
+        bodies, sender = self.front.bodies, self._sender()
+        waiting = self._turns.small_bytes() + len(self._held)
+        if waiting:
+            bodies.keep(sender, waiting)
+        size = self._reader.small_bytes
+        if not size:
+            return
+        refusal = bodies.refuse(sender, size)
+        if refusal is not None and sender is None:
+            # The token of the first request on a connection is looked at before it is refused.
+            refusal = bodies.refuse(self._reader.sender(), size)
+        if refusal is not None:
+            self._refuse(refusal)
 
     def _sweep_reading(self, now_seconds: float) -> None:
         refusal = self._reader.overdue(now_seconds)

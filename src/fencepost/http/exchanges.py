@@ -115,6 +115,14 @@ class Turns:
             self.owner.last_came(request)
         self._enqueue(Exchange(self, request, keep_alive, version))
 
+    def small_bytes(self) -> int:
+        """The bodies of everything unanswered, without the large ones, which have places."""
+        if not self.queued_bytes:
+            return 0
+        large = self.owner.front.settings.open_body_bytes_max
+        sizes = (len(one.request.body) for one in (*self.started, *self.waiting) if one.request)
+        return sum(size for size in sizes if size <= large)
+
     def refuse(self, answer: Answer) -> None:
         """Put an answer of the front end itself in the place of the next request."""
         exchange = Exchange(self, None, False, "1.1")

@@ -25,6 +25,7 @@ class HttpCounters:
     """What the front end has done since it started, as plain integers for the metrics."""
 
     __slots__ = (
+        "bodies_bytes",
         "bytes_in",
         "bytes_out",
         "connections_aborted",
@@ -45,6 +46,8 @@ class HttpCounters:
         self.streams_open = 0
         self.heads_repeated = 0
         """Requests that were read without the parser (`heads.py`)."""
+        self.bodies_bytes = 0
+        """Of requests without an answer, as of the last sweep."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.requests: dict[str, list[int]] = {name: [0] * 6 for name in METHODS.values()}
@@ -53,10 +56,15 @@ class HttpCounters:
         """Answers of the front end itself, by `code`."""
 
 
+COUNTS = 32
+"""How often the bodies are counted, at least, while so many bytes come as may be in flight."""
+
+
 class Sweepable(Protocol):
     """A connection, as the sweep and the drain see it."""
 
     def sweep(self, now_seconds: float) -> None: ...
+    def count_bodies(self) -> None: ...
     def begin_drain(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -96,6 +104,7 @@ class Front:
         "app",
         "bodies",
         "connections",
+        "count_at_bytes",
         "counters",
         "date_line",
         "draining",
@@ -124,6 +133,8 @@ class Front:
         self.request_ids = RequestIds(clock)
         self.counters = HttpCounters()
         self.connections: set[Sweepable] = set()
+        self.count_at_bytes = settings.bodies_bytes_max // COUNTS
+        """Count the bodies when so many bytes have come, whatever the time."""
         self.refusing = 0
         self.draining = False
         self._clock = clock
@@ -146,6 +157,17 @@ class Front:
         now_seconds = self.now_seconds
         for connection in list(self.connections):
             connection.sweep(now_seconds)
+        self.count_bodies()
+
+    def count_bodies(self) -> None:
+        """Count the small bodies of all connections."""
+        bodies, counters = self.bodies, self.counters
+        bodies.begin_count()
+        for connection in list(self.connections):
+            connection.count_bodies()
+        bodies.end_count()
+        counters.bodies_bytes = bodies.bytes + bodies.small_bytes
+        self.count_at_bytes = counters.bytes_in + self.settings.bodies_bytes_max // COUNTS
 
     def joined(self, connection: Sweepable) -> None:
         self.connections.add(connection)

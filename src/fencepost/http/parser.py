@@ -151,6 +151,15 @@ class RequestReader:
         """Whether the request that is being read is a HEAD, whose answer has no body."""
         return self._phase == _BODY and self._method == "HEAD"
 
+    @property
+    def small_bytes(self) -> int:
+        """What is here of a body that is not whole yet, and that has no place among large ones."""
+        return self._body_bytes if self._phase == _BODY and self._place is None else 0
+
+    def sender(self) -> str | None:
+        """The principal that sends the request that is being read; None if there is none."""
+        return self._front.bodies.sender(self._headers, self._repeated)
+
     def feed(self, data: bytes | memoryview) -> None:
         """Read on. Raises `Refusal`, `Stopped` or `Upgraded`, and is not called again after it."""
         if self._phase == _BETWEEN and isinstance(data, bytes):

@@ -30,11 +30,15 @@ class HttpSettings:
     """The largest request body; beyond it 413 `body_too_large`, before it is read whole."""
 
     open_body_bytes_max: int = 64 * 1024
-    """The largest body of a client that sends no token of a principal; beyond it 401. Larger bodies
-    count towards `bodies_bytes_max`."""
+    """The largest body of a client that sends no token of a principal; beyond it 401."""
+
+    open_bodies_bytes_max: int = 32 * 1024 * 1024
+    """Bytes of bodies in flight on connections that have shown no token of a principal; beyond it
+    503 `too_many_bodies`."""
 
     bodies_bytes_max: int = 256 * 1024 * 1024
-    """Bytes of larger bodies in flight; beyond it 503 `too_many_bodies`."""
+    """Bytes of all bodies in flight; beyond it 503 `too_many_bodies`. Those of up to
+    `open_body_bytes_max` are counted now and then: a 32nd of this may come in between."""
 
     bodies_bytes_per_principal_max: int = 128 * 1024 * 1024
     """The same of one principal."""

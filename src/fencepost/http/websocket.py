@@ -79,6 +79,11 @@ class Frames:
             self._closed = Closed(1006, "") if first is None else Closed(first.code, first.reason)
         return self._closed
 
+    @property
+    def held_bytes(self) -> int:
+        """What is here of a message that is not whole yet."""
+        return len(self._protocol.reader.buffer) + sum(map(len, self._parts))
+
     def receive(self, data: bytes | memoryview) -> list[bytes]:
         """The messages that are complete with `data`; none after the connection began to close."""
         self._protocol.receive_data(bytes(data))
@@ -302,6 +307,11 @@ class WebSocket:
         if self._receiver is not None and self.is_open:
             self._receiver.writable()
         self._go_on()
+
+    @property
+    def held_bytes(self) -> int:
+        """What came and has not been handed over."""
+        return len(self._held) + sum(map(len, self._messages)) + self._frames.held_bytes
 
     def begin_drain(self) -> None:
         """The server stops."""

@@ -1,8 +1,8 @@
 """A connection after it became a WebSocket: what takes the place of `Connection` behind a socket.
 
 `connection.py` writes the 101, makes one of these the protocol of its transport, and is done. The
-bytes of the WebSocket are counted as those of any answer, and a client that stops reading is cut
-off as any other.
+bytes of the WebSocket are counted as those of any answer, messages that wait as the bodies of
+requests, and a client that stops reading is cut off as any other.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from fencepost.http.front import Front, StallWatch
 from fencepost.http.settings import WebSocketSettings
 from fencepost.http.websocket import WebSocket
 
+TRY_LATER = 1013
+"""The code of a close when the bodies in flight take all that they may (RFC 6455, registry)."""
+
 
 class WebSocketConnection(asyncio.Protocol):
     """Stands between a transport of asyncio and a `WebSocket`, and is the transport of the latter.
@@ -21,12 +24,18 @@ class WebSocketConnection(asyncio.Protocol):
     the third for the `WebSocket`.
     """
 
-    __slots__ = ("_front", "_stall", "_transport", "_written_bytes", "websocket")
+    __slots__ = ("_front", "_sender", "_stall", "_transport", "_written_bytes", "websocket")
 
     def __init__(
-        self, front: Front, transport: asyncio.Transport, settings: WebSocketSettings
+        self,
+        front: Front,
+        transport: asyncio.Transport,
+        settings: WebSocketSettings,
+        sender: str | None,
     ) -> None:
+        """`sender` is the principal whose request made this a WebSocket, if the server has any."""
         self._front = front
+        self._sender = sender
         self._transport = transport
         self._written_bytes = transport.get_write_buffer_size()
         self._stall = StallWatch(front.now_seconds, front.settings.write_stall_seconds)
@@ -35,7 +44,10 @@ class WebSocketConnection(asyncio.Protocol):
     # For the event loop.
 
     def data_received(self, data: bytes) -> None:
-        self._front.counters.bytes_in += len(data)
+        front = self._front
+        front.counters.bytes_in += len(data)
+        if front.counters.bytes_in >= front.count_at_bytes:
+            front.count_bodies()
         self.websocket.data_received(data)
 
     def eof_received(self) -> bool:
@@ -61,6 +73,13 @@ class WebSocketConnection(asyncio.Protocol):
             self.abort()
         else:
             self.websocket.sweep(now_seconds)
+
+    def count_bodies(self) -> None:
+        """Count the messages that wait here, and close where there is no room for them."""
+        size = self.websocket.held_bytes
+        refusal = self._front.bodies.refuse(self._sender, size) if size else None
+        if refusal is not None:
+            self.websocket.close(TRY_LATER, refusal.code.encode())
 
     def begin_drain(self) -> None:
         """Let the receiver finish what is under way and close."""

@@ -1,18 +1,21 @@
 """The same handlers as an ASGI application, to be mounted in another server.
 
-A host such as uvicorn does the reading and the timeouts; this adapter keeps the body within its
-limit, works on the raw path (ASGI's `path` has decoded `%2F` into a slash), and turns a disconnect
-into a cancellation. Everything else a handler sees is what it sees behind our own front end.
+A host such as uvicorn does the reading and bounds its connections; this adapter keeps bodies within
+their limits, in size, in time and together, works on the raw path (ASGI's `path` has decoded `%2F`
+into a slash), and turns a disconnect into a cancellation. Everything else a handler sees is what it
+sees behind our own front end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from fencepost.clock import SystemClock
+from fencepost.http.bodies import Bodies, KnowsSender, Place
 from fencepost.http.front import close_chunks
 from fencepost.http.messages import (
     Answer,
@@ -27,7 +30,7 @@ from fencepost.http.messages import (
 from fencepost.http.problems import problem
 from fencepost.http.request_ids import RequestIds
 from fencepost.http.settings import HttpSettings
-from fencepost.http.wire import METHODS
+from fencepost.http.wire import METHODS, Refusal
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -51,6 +54,7 @@ class ASGIApp:
         app: App,
         settings: HttpSettings | None = None,
         *,
+        knows_sender: KnowsSender | None = None,
         startup: Callable[[], Awaitable[None]] | None = None,
         shutdown: Callable[[], Awaitable[None]] | None = None,
         stop_waiting: Callable[[], None] = lambda: None,
@@ -59,6 +63,7 @@ class ASGIApp:
         self._app = app
         self._request_ids = RequestIds(SystemClock())
         self._settings = settings or HttpSettings()
+        self._bodies = Bodies(self._settings, knows_sender)
         self._startup = startup
         self._shutdown = shutdown
 
@@ -94,14 +99,18 @@ class ASGIApp:
             detail = f"{scope['method']} is not known here"
             await _send(send, problem(400, "method_unknown", "Bad Request", detail), False)
             return
-        body = await self._body(headers, receive)
+        try:
+            body = await _Body(self._settings, self._bodies, headers, repeated).read(receive)
+        except Refusal as refusal:
+            title = HTTPStatus(refusal.status).phrase
+            answer = problem(refusal.status, refusal.code, title, refusal.detail, refusal.headers)
+            await _send(send, answer, scope["method"] == "HEAD")
+            return
         if body is None:
             return
-        head_only = scope["method"] == "HEAD"
-        if isinstance(body, Response):
-            await _send(send, body, head_only)
-            return
-        await self._exchange(_request(scope, headers, repeated, body), receive, send)
+        request = _request(scope, headers, repeated, body[0])
+        request.place = body[1]
+        await self._exchange(request, receive, send)
 
     async def _websocket(self, scope: Message, receive: Receive, send: Send) -> None:
         # The library behind it takes a while to load, and many programs never need it.
@@ -110,28 +119,6 @@ class ASGIApp:
         headers, repeated = _headers(scope)
         request = _request(scope, headers, repeated, b"")
         await serve_websocket(self._app, request, scope.get("extensions"), receive, send)
-
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | Response | None:
-        """The whole body, the answer to one that is too large, or None for a client that left."""
-        limit = self._settings.body_bytes_max
-        length = headers.get(b"content-length", b"")
-        parts: list[bytes] = []
-        size = int(length) if length.isdigit() else 0
-        if size <= limit:
-            size = 0
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                part = message.get("body", b"")
-                size += len(part)
-                if size > limit:
-                    break
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
-        detail = f"a request body may have up to {limit} bytes"
-        return problem(413, "body_too_large", "Content Too Large", detail)
 
     async def _exchange(self, request: Request, receive: Receive, send: Send) -> None:
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -165,6 +152,84 @@ class ASGIApp:
                 answered.cancel()
                 if work is not None:
                     work.cancel()
+
+
+class _Body:
+    """One body that is being read."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        bodies: Bodies,
+        headers: dict[bytes, bytes],
+        repeated: frozenset[bytes],
+    ) -> None:
+        self._settings = settings
+        self._bodies = bodies
+        self._headers = headers
+        self._repeated = repeated
+        self._place: Place | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        """What has come."""
+        self._room = 0
+        """What its place is for."""
+
+    async def read(self, receive: Receive) -> tuple[bytes, Place | None] | None:
+        """The whole body and its place, or None for a client that left; raises `Refusal`."""
+        settings, loop = self._settings, asyncio.get_running_loop()
+        length = self._headers.get(b"content-length", b"")
+        self._grow(int(length) if length.isdigit() else 0)
+        began = loop.time()
+        while True:
+            window, before = loop.time(), self._size
+            try:
+                async with asyncio.timeout_at(window + settings.body_grace_seconds):
+                    if not await self._take(receive):
+                        return None
+                parts = self._parts
+                return parts[0] if len(parts) == 1 else b"".join(parts), self._place
+            except TimeoutError:
+                self._check_pace(loop.time() - began, self._size - before)
+
+    async def _take(self, receive: Receive) -> bool:
+        """Receive to the end; False for a client that left."""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            part = message.get("body", b"")
+            self._size += len(part)
+            more = message.get("more_body", False)
+            self._grow(self._size, waits=more)
+            self._parts.append(part)
+            if not more:
+                return True
+
+    def _grow(self, size: int, *, waits: bool = False) -> None:
+        """See that there is a place for so many bytes, where they are many or more is to come."""
+        settings = self._settings
+        if size > settings.body_bytes_max:
+            detail = f"a request body may have up to {settings.body_bytes_max} bytes"
+            raise Refusal(413, "body_too_large", detail)
+        is_large = size > settings.open_body_bytes_max
+        if size <= self._room or not (is_large or waits):
+            return
+        if is_large and self._room <= settings.open_body_bytes_max:
+            self._place = None  # that of a small body needs no token
+            self._place = self._bodies.place(self._headers, self._repeated, size)
+        else:
+            if self._place is None:
+                self._place = self._bodies.small_place(self._headers, self._repeated)
+            self._place.grow(size - self._room)
+        self._room = size
+
+    def _check_pace(self, seconds: float, received: int) -> None:
+        settings = self._settings
+        if seconds > settings.body_seconds_max:
+            raise Refusal(408, "request_timeout", "the body took too long")
+        if received < settings.body_bytes_per_second_min * settings.body_grace_seconds:
+            raise Refusal(408, "request_timeout", "the body came too slowly")
 
 
 def _request(

@@ -55,7 +55,12 @@ async def embedded(
     assembly = await Assembly.open(settings, store_settings, on_loopback=False)
     try:
         async with _reached(assembly):
-            mounted = ASGIApp(assembly.app, settings.http, stop_waiting=assembly.app.stop_waiting)
+            mounted = ASGIApp(
+                assembly.app,
+                settings.http,
+                knows_sender=assembly.knows_sender,
+                stop_waiting=assembly.app.stop_waiting,
+            )
             with _watched(mounted.stop_waiting) if watch_signals else contextlib.nullcontext():
                 yield mounted
             await assembly.drain()

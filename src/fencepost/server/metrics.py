@@ -411,6 +411,7 @@ def _http_families(http: HttpCounters) -> Iterator[Metric]:
         "Requests read by the head that they have in common with the one before",
         http.heads_repeated,
     )
+    yield _gauge("fencepost_http_bodies_bytes", "Bodies of open requests", http.bodies_bytes)
     yield _counter("fencepost_http_received_bytes", "Bytes received", http.bytes_in)
     yield _counter("fencepost_http_sent_bytes", "Bytes sent", http.bytes_out)
     yield _counter("fencepost_http_connections", "Connections accepted", http.connections_total)

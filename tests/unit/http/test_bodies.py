@@ -1,4 +1,4 @@
-"""Large bodies need a known sender and room, which they give back."""
+"""Large bodies need a known sender and room, which they give back; small ones are counted."""
 
 from __future__ import annotations
 
@@ -81,3 +81,64 @@ def test_without_principals_all_clients_share_the_whole() -> None:
     with pytest.raises(Refusal, match="bodies_bytes_max"):
         found.place({}, NONE, 1)
     del kept
+
+
+# Small bodies
+
+
+def counted(found: Bodies, *kept: tuple[str | None, int]) -> Bodies:
+    found.begin_count()
+    for sender, size in kept:
+        found.keep(sender, size)
+    found.end_count()
+    return found
+
+
+def test_a_sender_whose_requests_fill_its_share_is_not_read_ahead() -> None:
+    found = counted(bodies(), ("ann", 60), ("bob", 20))
+
+    assert found.is_crowded
+    assert not found.reads_ahead("ann")
+    assert found.reads_ahead("bob")
+    assert counted(found, ("bob", 20)).reads_ahead("ann")
+
+
+def test_nobody_is_read_ahead_when_all_together_fill_the_whole() -> None:
+    found = counted(bodies(), ("ann", 50), ("bob", 50))
+
+    assert [name for name in ("ann", "bob") if found.reads_ahead(name)] == []
+
+
+def test_large_and_small_bodies_share_their_limits() -> None:
+    found = bodies()
+    place = of(found, "ann", 30)
+    counted(found, ("ann", 25))
+
+    with pytest.raises(Refusal, match="bodies_bytes_per_principal_max"):
+        place.grow(6)
+    found.begin_count()
+    refusal = found.refuse("ann", 31)
+    assert refusal is not None
+    assert "bodies_bytes_per_principal_max" in refusal.detail
+    assert found.refuse("ann", 30) is None
+
+
+def test_bodies_without_a_token_have_a_room_of_their_own() -> None:
+    found = bodies(HttpSettings(open_bodies_bytes_max=10))
+    found.begin_count()
+
+    assert found.refuse(None, 10) is None
+    refusal = found.refuse(None, 1)
+    assert refusal is not None
+    assert "open_bodies_bytes_max" in refusal.detail
+    assert found.refuse("ann", 1000) is None
+
+
+def test_what_is_refused_is_not_counted() -> None:
+    found = bodies()
+    found.begin_count()
+    assert found.refuse("ann", 61) is not None
+    found.end_count()
+
+    assert found.small_bytes == 0
+    assert not found.is_crowded

@@ -29,11 +29,15 @@ class Host:
         self.incoming: asyncio.Queue[Message] = asyncio.Queue()
         self.sent: list[Message] = []
         self.arrived = asyncio.Event()
+        self.taken = asyncio.Event()
+        """Set when all that was there was taken, and more is waited for."""
         self.breaks_after: int | None = None
         for message in messages:
             self.incoming.put_nowait(message)
 
     async def receive(self) -> Message:
+        if self.incoming.empty():
+            self.taken.set()
         return await self.incoming.get()
 
     async def send(self, message: Message) -> None:
@@ -136,6 +140,105 @@ async def test_a_body_too_large_is_refused_before_it_is_read_whole(
     assert host.status == 413
     assert msgspec.json.decode(host.body)["code"] == "body_too_large"
     assert app.requests == []
+
+
+def _knows(headers: dict[bytes, bytes], _repeated: frozenset[bytes]) -> str | None:
+    name = headers.get(b"authorization")
+    return None if name is None else name.decode()
+
+
+LIMITED = HttpSettings(
+    open_body_bytes_max=10,
+    open_bodies_bytes_max=15,
+    bodies_bytes_max=100,
+    bodies_bytes_per_principal_max=60,
+)
+ANN = (b"authorization", b"ann")
+
+
+@pytest.mark.parametrize(
+    ("headers", "messages"),
+    [
+        ([(b"content-length", b"11")], []),
+        ([], [body(b"x" * 6, more=True), body(b"x" * 5, more=True)]),
+    ],
+)
+async def test_a_large_body_without_a_token_is_refused_before_it_is_read_whole(
+    headers: list[tuple[bytes, bytes]], messages: list[Message]
+) -> None:
+    app = ScriptedApp()
+    host = Host(*messages)
+    adapter = ASGIApp(app, LIMITED, knows_sender=_knows)
+    await adapter(http_scope("POST", headers=headers), host.receive, host.send)
+
+    assert host.status == 401
+    assert app.requests == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "size", "limit"),
+    [([ANN], 40, "bodies_bytes_per_principal_max"), ([], 8, "open_bodies_bytes_max")],
+)
+async def test_bodies_that_are_read_share_a_room(
+    headers: list[tuple[bytes, bytes]], size: int, limit: str
+) -> None:
+    app = ScriptedApp()
+    adapter = ASGIApp(app, LIMITED, knows_sender=_knows)
+    first, second, third = Host(body(b"x" * size, more=True)), Host(), Host()
+    scope = http_scope("POST", headers=headers)
+    reading = asyncio.ensure_future(adapter(scope, first.receive, first.send))
+    async with asyncio.timeout(10):
+        await first.taken.wait()
+    second.incoming.put_nowait(body(b"x" * size, more=True))
+    await adapter(scope, second.receive, second.send)
+    first.incoming.put_nowait(body(b""))
+    await reading
+    del app.requests[:]
+    for message in (body(b"x" * size, more=True), body(b"")):
+        third.incoming.put_nowait(message)
+    await adapter(scope, third.receive, third.send)
+
+    refused = msgspec.json.decode(second.body)
+    assert (second.status, refused["code"]) == (503, "too_many_bodies")
+    assert limit in refused["detail"]
+    assert second.headers[b"retry-after"] == b"1"
+    assert first.status == third.status == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "detail"),
+    [
+        (HttpSettings(body_grace_seconds=0.05), "the body came too slowly"),
+        (
+            HttpSettings(body_grace_seconds=0.05, body_seconds_max=0.01),
+            "the body took too long",
+        ),
+    ],
+)
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    settings: HttpSettings, detail: str
+) -> None:
+    host = Host(body(b"x", more=True))
+    await ASGIApp(ScriptedApp(), settings)(http_scope("POST"), host.receive, host.send)
+
+    assert host.status == 408
+    assert msgspec.json.decode(host.body)["detail"] == detail
+
+
+async def test_a_body_that_keeps_its_pace_may_take_several_graces() -> None:
+    settings = HttpSettings(body_grace_seconds=0.02, body_bytes_per_second_min=1)
+    host = Host()
+    adapter = ASGIApp(ScriptedApp(), settings)
+    reading = asyncio.ensure_future(adapter(http_scope("POST"), host.receive, host.send))
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + 5 * settings.body_grace_seconds
+    while loop.time() < ends:
+        host.incoming.put_nowait(body(b"x", more=True))
+        await asyncio.sleep(0.001)
+    host.incoming.put_nowait(body(b""))
+    await reading
+
+    assert host.status == 200
 
 
 async def test_a_client_that_leaves_while_it_sends_reaches_nobody() -> None:
