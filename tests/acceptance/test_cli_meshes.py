@@ -44,3 +44,10 @@ def test_a_used_id_is_told_as_the_option_that_it_is(terminal: Terminal) -> None:
 
     assert "--id" in said
     assert "--key" not in said
+
+
+def test_a_json_body_is_shown_as_json(terminal: Terminal, server_process: ServerProcess) -> None:
+    with fencepost.connect(server_process.url) as client:
+        client.mesh("yard").send("dm:ann", {"paid": True}, id="json-1", sender="bob")
+
+    assert '{"paid": true}' in terminal.run("inbox", "ann", "--mesh", "yard")

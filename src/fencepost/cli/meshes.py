@@ -305,7 +305,9 @@ def _body(entry: dict[str, Any]) -> object:
     if "body_at" in entry:
         place = entry["body_at"]
         return f"{place['bytes']} bytes in {place['stream']} at {place['offset']}"
-    return entry.get("body", entry.get("json", entry.get("body_base64")))
+    if "json" in entry:
+        return json.dumps(entry["json"], ensure_ascii=False)
+    return entry.get("body", entry.get("body_base64"))
 
 
 @messages_app.command("check")

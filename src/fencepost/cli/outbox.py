@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from heapq import merge
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,7 +201,10 @@ def list_(
     chosen = [status for status, is_asked in asked if is_asked] or OPEN_OR_DEAD
     with asking(socket, as_json=as_json) as outbox:
         found = (outbox.rows(status=status, mesh=mesh, after=after) for status in chosen)
-        rows = list(islice(merge(*found, key=lambda row: row.id), limit))
+        merged = merge(*found, key=lambda row: row.id)
+        # A row that was taken between two of these questions is in both answers.
+        newest = (list(same)[-1] for _, same in groupby(merged, key=lambda row: row.id))
+        rows = list(islice(newest, limit))
         if as_json:
             show_lines(rows)
             return
