@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fencepost.outbox.daemon import hooks
 from fencepost.outbox.daemon.feed import BadPlaceError, FeedEvent, Place, parse_place, rendered
 from fencepost.outbox.daemon.hooks import (
     INPUT_BYTES_MAX,
@@ -80,6 +84,22 @@ async def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_pat
         until(partial(has_ended, pid))
 
 
+async def test_a_child_that_left_the_group_does_not_hold_its_hook_up(tmp_path: Path) -> None:
+    """It still has stdout, so that never ends."""
+    file = tmp_path / "pid"
+    script = (
+        "import subprocess, sys\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "child = subprocess.Popen(sleep, start_new_session=True)\n"
+        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
+    )
+
+    ran = await asyncio.wait_for(run_command(a_hook(script, timeout_ms=3000), b"{}"), 30)
+
+    assert ran.outcome == "timed_out"
+    os.kill(int(file.read_text()), signal.SIGKILL)
+
+
 def has_ended(pid: int) -> bool:
     """Whether a process does nothing any more: killed, waited for or not."""
     try:
@@ -96,6 +116,27 @@ async def test_output_beyond_the_limit_ends_the_command() -> None:
 
     assert ran.outcome == "too_much_output"
     assert len(ran.output) == OUTPUT_BYTES_MAX
+
+
+async def test_output_that_comes_faster_than_it_is_read_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader is held back when the limit is found out, and stays so."""
+    collect = hooks._collect
+
+    async def collect_late(process: asyncio.subprocess.Process, output: bytearray) -> str:
+        assert process.stdout is not None
+        while not process.stdout._paused:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+        return await collect(process, output)
+
+    monkeypatch.setattr(hooks, "_collect", collect_late)
+    monkeypatch.setattr(hooks, "OUTPUT_BYTES_MAX", 1024)
+    script = "import sys\nwhile True: sys.stdout.write('x' * 10_000)"
+
+    ran = await asyncio.wait_for(run_command(a_hook(script), b"{}"), 30)
+
+    assert ran.outcome == "too_much_output"
 
 
 async def test_a_command_need_not_read_its_input() -> None:

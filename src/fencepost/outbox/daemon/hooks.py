@@ -245,11 +245,25 @@ async def run_command(settings: HookSettings, data: bytes) -> Ran:
         # Also what the command has left behind: children that run on in its group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        _ = await process.wait()
-        process._transport.close()  # type: ignore[attr-defined]  # or its pipes stay open
+        await _end(process)
     if not outcome:
         outcome = "done" if process.returncode == 0 else "failed"
     return Ran(outcome, process.returncode, bytes(output))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait for a process that was killed, and let go of its pipes.
+
+    The pipes come first. asyncio reports an exit only when all pipes have ended, and stdout never
+    ends while its reader is held back, or while a process that left the group has it open.
+    """
+    transport: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]
+    for descriptor in (0, 1):
+        pipe = transport.get_pipe_transport(descriptor)
+        if pipe is not None:
+            pipe.close()
+    _ = await process.wait()
+    transport.close()
 
 
 async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
