@@ -126,7 +126,7 @@ async def test_output_that_comes_faster_than_it_is_read_ends_the_command(
 
     async def collect_late(process: asyncio.subprocess.Process, output: bytearray) -> str:
         assert process.stdout is not None
-        while not process.stdout._paused:  # type: ignore[attr-defined]
+        while not process.stdout._paused:  # type: ignore[attr-defined]  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return await collect(process, output)
 
