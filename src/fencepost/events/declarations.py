@@ -40,7 +40,7 @@ Projected = TypeVar("Projected", bound=Callable[..., None])
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}")
 MOMENTS = {"acked": "ack", "failed": "fail", "blocked": "block", "parked": "park", "lost": "lose"}
 """Breadcrumbs that are spans too; commits, claims and handlers have spans with a length."""
 

@@ -63,8 +63,8 @@ class Unsendable(NamedTuple):
     detail: str
 
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""Names of meshes, members, topics and queues."""
+NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,64}")
+"""Names of meshes, members, topics and queues: segments of paths, so that none is . or .."""
 # C0 and DEL, as in the paths of streams; lone surrogates cannot be written as UTF-8.
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 

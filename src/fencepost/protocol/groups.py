@@ -32,7 +32,8 @@ TEXT_MAX = 256
 POSITION_MAX = 2**53 - 1
 PRIORITY_MAX = 2**31 - 1
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# Clients and proxies take the segments . and .. out of a URL.
+_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}")
 _MESH_NAME = re.compile(r"mesh:[A-Za-z0-9._-]{1,128}:(queue|inbox):[A-Za-z0-9._-]{1,128}")
 
 
@@ -140,7 +141,10 @@ def check_group_name(name: str, *, of_mesh: bool = False) -> GroupInvalid | None
     """Why a name is none. Names with `:` belong to meshes, which the server makes itself."""
     if _NAME.fullmatch(name) or (of_mesh and _MESH_NAME.fullmatch(name)):
         return None
-    return GroupInvalid(f"the group name {name[:140]!r} is not of the form [A-Za-z0-9._-]{{1,128}}")
+    return GroupInvalid(
+        f"the group name {name[:140]!r} is not of the form [A-Za-z0-9._-]{{1,128}},"
+        " or is . or .."
+    )
 
 
 def check_settings(settings: GroupSettings, limits: GroupLimits) -> GroupInvalid | None:

@@ -74,7 +74,7 @@ def test_a_row_expires_after_the_days_of_its_mesh_or_never() -> None:
     assert for_ever.expires_ms(1000) is None
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "a:b", "x" * 65, "é", "a\n", "*"])
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "a:b", "x" * 65, "é", "a\n", "*", ".", ".."])
 def test_a_bad_name_is_refused(name: str) -> None:
     refused = refuse_name("topic", name)
 
@@ -82,7 +82,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
     assert refused.field == "topic"
 
 
-@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 64])
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "...", "x" * 64])
 def test_a_good_name_is_taken(name: str) -> None:
     assert refuse_name("topic", name) is None
 
