@@ -51,7 +51,9 @@ def test_a_group_name_has_letters_digits_and_three_signs(name: str) -> None:
     assert check_group_name(name) is None
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 129, "mesh:m:queue:q", "a\0", "é", "a\n", ".", ".."])
+@pytest.mark.parametrize(
+    "name", ["", "a b", "a/b", "x" * 129, "mesh:m:queue:q", "a\0", "é", "a\n", ".", ".."]
+)
 def test_other_group_names_are_refused(name: str) -> None:
     assert isinstance(check_group_name(name), GroupInvalid)
 
