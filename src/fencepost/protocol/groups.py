@@ -142,8 +142,7 @@ def check_group_name(name: str, *, of_mesh: bool = False) -> GroupInvalid | None
     if _NAME.fullmatch(name) or (of_mesh and _MESH_NAME.fullmatch(name)):
         return None
     return GroupInvalid(
-        f"the group name {name[:140]!r} is not of the form [A-Za-z0-9._-]{{1,128}},"
-        " or is . or .."
+        f"the group name {name[:140]!r} is not of the form [A-Za-z0-9._-]{{1,128}}, or is . or .."
     )
 
 
