@@ -165,6 +165,5 @@ def _finds_something(folder: Path, *, synchronous: str = "FULL") -> bool:
         try:
             simulate(seed, synchronous=synchronous, folder=folder)
         except FOUND as error:
-            assert any("just simulate" in note for note in error.__notes__)
-            return True
+            return any("just simulate" in note for note in error.__notes__)
     return False
