@@ -508,3 +508,46 @@ def test_damage_to_writers_is_found_over_http(spark: SparkSession, tmp_path: Pat
         report = audit(spark, options={"url": server.url})
 
     assert {(one.kind, one.stream) for one in report.samples} == set(damage.values())
+
+
+def _worked(url: str) -> None:
+    """A group whose targets were handled."""
+    with fencepost.connect(url) as client:
+        for name in ("ahead", "back", "again", "sound"):
+            client.stream(f"audited/{name}").append_many([{"n": 1}, {"n": 2}], auto_create=True)
+        group = client.group("auditors")
+        group.make(["audited/*"], targets="stream")
+        group.work(lambda _event, _lease: None, worker="w", until_idle=True)
+
+
+def test_leases_that_went_wrong_are_found_while_the_server_runs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        _worked(server.url)
+        (file,) = (tmp_path / "data").glob("*.db")
+
+        def damage(step: str) -> None:
+            if step != "reading the log":  # the first look is over then
+                return
+            with apsw.Connection(str(file)) as database:
+                database.set_busy_timeout(10_000)
+                for change, name in {
+                    "at_position = work_to + 1": "ahead",
+                    "at_position = at_position - 1": "back",
+                    "token = token - 1": "again",
+                }.items():
+                    statement = f"UPDATE leases SET {change} WHERE target = ?"
+                    database.execute(statement, (f"audited/{name}",))
+                    assert database.changes() == 1
+
+        sound = audit(spark, options={"url": server.url})
+        report = audit(spark, options={"url": server.url}, tell=damage)
+
+    assert sound.is_clean
+    assert {(one.kind, one.stream) for one in report.samples} == {
+        ("lease_ahead", "audited/ahead"),
+        ("lease_back", "audited/back"),
+        ("lease_token_repeated", "audited/again"),
+    }
+    assert report.defects == dict.fromkeys(("lease_ahead", "lease_back", "lease_token_repeated"), 1)

@@ -152,6 +152,8 @@ class TargetInfo(msgspec.Struct, frozen=True, kw_only=True):
     """No event before this position waits."""
     worker: str | None
     lease_until_ms: int | None
+    lease_number: int = 0
+    """Grows with every claim, block, unblock, reset and skip, and never falls."""
     retry: int
     lost: int
     blocked: bool

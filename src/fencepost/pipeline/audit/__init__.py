@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from fencepost.client.sync import Client
-from fencepost.pipeline.audit import lists, rules
+from fencepost.pipeline.audit import leases, lists, rules
 from fencepost.pipeline.audit import writers as of_writers
 from fencepost.pipeline.audit.log import Span, facts
 from fencepost.pipeline.audit.reports import (
@@ -86,6 +86,8 @@ def audit(
     with connection.client() as client:
         say("reading the lists")
         listed = _listed(client, selection) if whole else None
+        # Groups read any streams, so only an audit of all of them looks at groups.
+        seen = leases.look(client) if whole and selection.match == EVERYTHING else None
         end = listed.until if listed is not None else client.log_head()
         end = end if until is None else min(until, end)
     say("reading the log")
@@ -105,6 +107,11 @@ def audit(
         unit, times = _timeline(known)
     finally:
         known.unpersist()
+    if seen is not None:
+        say("looking at the groups again")
+        with connection.client() as client:
+            of_leases = leases.compare(client, seen)
+        counted, samples = _with(counted, samples, of_leases, samples_max)
     return Report(
         selection=str(selection),
         after=after,
@@ -182,6 +189,18 @@ def _summary(defects: DataFrame, samples_max: int) -> tuple[dict[str, int], list
         for row in shown.orderBy("kind", "rank").collect()
     ]
     return dict(sorted(counted.items())), samples
+
+
+def _with(
+    counted: dict[str, int], samples: list[Defect], more: list[Defect], samples_max: int
+) -> tuple[dict[str, int], list[Defect]]:
+    """The summary with defects that the driver found."""
+    by_kind: dict[str, list[Defect]] = {}
+    for defect in more:
+        by_kind.setdefault(defect.kind, []).append(defect)
+    counts = {**counted, **{kind: len(found) for kind, found in by_kind.items()}}
+    shown = [defect for _, found in sorted(by_kind.items()) for defect in found[:samples_max]]
+    return dict(sorted(counts.items())), samples + shown
 
 
 def _counts(known: DataFrame) -> tuple[list[Count], list[Count], list[DayCount], int]:

@@ -140,6 +140,7 @@ def shown_target(row: Target, now_ms: int) -> dict[str, object]:
         "waits_from": row.waits_from,
         "worker": row.worker,
         "lease_until_ms": row.lease_until_ms if row.worker is not None else None,
+        "lease_number": row.token,
         "retry": row.retry,
         "lost": row.lost,
         "blocked": row.blocked,
