@@ -172,7 +172,7 @@ async def test_a_group_that_is_not_of_the_app_keeps_the_guard_until_it_has_looke
 ) -> None:
     name, group = fresh(), f"others{next(_numbers)}"
     path = f"accounts/{name}"
-    async with opening(banking()) as bank:
+    async with opening(banking(books_wait_ms=300)) as bank:
         await bank.do(Account.pay, name, amount=1)
         with fencepost.connect(server_process.url) as client:
             other = client.group(group)
@@ -190,6 +190,30 @@ async def test_a_group_that_is_not_of_the_app_keeps_the_guard_until_it_has_looke
             other.delete()
         assert (await bank.books.close(Account, name)).outcome == "restarted"
         assert (await bank.load(Account, name)).state == Account(balance=6, payments=2)
+
+
+async def test_a_guarded_stream_waits_for_a_group_that_lags_and_is_archived_once(
+    opening: Opening, server_process: ServerProcess
+) -> None:
+    """Else it would take no events until the next close, and reactions to it would fail."""
+    name, group = fresh(), f"others{next(_numbers)}"
+    archived: list[str] = []
+    async with opening(banking(books_wait_ms=60_000)) as bank:
+        await bank.do(Account.pay, name, amount=1)
+        with fencepost.connect(server_process.url) as client:
+            other = client.group(group)
+            other.make(sources=[f"accounts/{name}"], targets="stream", start="now")
+            closing = asyncio.create_task(
+                bank.books.close(Account, name, archive=lambda period: archived.append(period.key))
+            )
+            async with asyncio.timeout(60):
+                while not archived:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(other.work, lambda *_: None, worker="w", until_idle=True)
+            done = await closing
+
+        assert done.outcome == "restarted"
+        assert archived == [f"accounts/{name}@0"]
 
 
 async def test_a_failing_archive_leaves_the_guard_and_the_close_goes_on_later(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from fencepost.client import operations
-from fencepost.client.effects import Call, Operation
+from fencepost.client.effects import Call, Operation, Sleep
 from fencepost.client.errors import (
     BooksClosedError,
     BooksPendingError,
@@ -132,6 +132,8 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
     """Of the app's own groups, which may be caught up by any process of it."""
     call: Callable[[Archive, Period], Exception | Awaitable[Exception | None] | None]
     """Calls an archive callback, in the way of the client that is used, and gives its error."""
+    wait_ms: int
+    """How long a guarded stream waits for groups that lag: it takes no events until then."""
 
 
 def close_books(
@@ -139,8 +141,11 @@ def close_books(
 ) -> Operation[ClosedBooks]:
     """Close the books of one stream; `then` counts unless a close has begun with another one."""
     require(then in ("restart", "retire"), "then is restart or retire")
+    clock = run.deciding.settings.clock
     guarded = False
     conflicts = 0
+    waits = _Waits(clock.monotonic_ms() + run.wait_ms)
+    archived: int | None = None
     while True:
         yield from _catch_up(run)
         newest = yield from newest_event(run.deciding, path)
@@ -156,10 +161,16 @@ def close_books(
             if newest is not None and loaded.version != newest.version:
                 raise ConcurrencyError(path, newest.version, loaded.version, ())
             if newest is not None and guarded:
-                return (yield from _end(run, loaded, newest, archive))
+                if archive is not None and archived != newest.position:
+                    yield from _archive_period(run, loaded, newest, archive)
+                    archived = newest.position
+                return (yield from _end(run, loaded, newest))
             yield from _guard(run, loaded, then)
             guarded = True
         except BooksPendingError as error:
+            if guarded and (pause_s := waits.next_s(clock.monotonic_ms())):
+                yield Sleep(pause_s)
+                continue
             return ClosedBooks(
                 stream=path,
                 outcome="pending",
@@ -187,24 +198,39 @@ def _guard(run: Closing, loaded: Loaded[Any], then: Then) -> Operation[None]:
     yield from operations.commit(run.deciding.settings, [guard], None)
 
 
-def _end(
-    run: Closing, loaded: Loaded[Any], closed: Recorded[Any], archive: Archive | None
-) -> Operation[ClosedBooks]:
-    """Archive the period, then end it in one commit."""
+class _Waits:
+    """Longer and longer waits, until a time."""
+
+    def __init__(self, until_ms: float) -> None:
+        self._until_ms = until_ms
+        self._next_s = 0.05
+
+    def next_s(self, now_ms: float) -> float:
+        """How long to wait now; 0: the time is over."""
+        pause_s, self._next_s = self._next_s, min(self._next_s * 2, 1.0)
+        return max(0.0, min(pause_s, (self._until_ms - now_ms) / 1000))
+
+
+def _archive_period(
+    run: Closing, loaded: Loaded[Any], closed: Recorded[Any], archive: Archive
+) -> Operation[None]:
+    events = yield from _events(run, loaded.stream, closed.position - 1)
+    period = Period(
+        stream=loaded.stream,
+        state=loaded.state,
+        version=closed.data["version"],
+        events=events,
+        then=closed.data["then"],
+    )
+    yield from _archive(run, archive, period)
+    yield from _catch_up(run)
+
+
+def _end(run: Closing, loaded: Loaded[Any], closed: Recorded[Any]) -> Operation[ClosedBooks]:
+    """End a period in one commit."""
     settings, path = run.deciding.settings, loaded.stream
     retires = closed.data["then"] == "retire"
     version: int = closed.data["version"]
-    if archive is not None:
-        events = yield from _events(run, path, closed.position - 1)
-        period = Period(
-            stream=path,
-            state=loaded.state,
-            version=version,
-            events=events,
-            then=closed.data["then"],
-        )
-        yield from _archive(run, archive, period)
-        yield from _catch_up(run)
     end = CommitAppend(stream=path, if_match=loaded.offset, truncate_before="now")
     if not retires:
         data = {

@@ -56,6 +56,8 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Conflicts with other writers after which `do` gives up."""
     lease_ms: int = 10_000
     """How long a worker may be silent before another one takes its targets."""
+    books_wait_ms: int = 15_000
+    """How long closing books waits for groups that lag, once the stream takes no events."""
     start: int | Literal["first", "now"] = "first"
     """Where the reactions of a new app begin: at the first event, behind the newest one when its
     first worker starts, or behind a position."""

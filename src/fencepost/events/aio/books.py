@@ -153,7 +153,12 @@ class AsyncBooks:
         for projection in app.projections.values():
             registry = registry_of(app, projection)
             correlating.append(Correlating(settings, projection.group, registry))
-        return Closing(deciding=self._deciding, correlating=correlating, call=_async_called)
+        return Closing(
+            deciding=self._deciding,
+            correlating=correlating,
+            call=_async_called,
+            wait_ms=app.settings.books_wait_ms,
+        )
 
     def _told(self, done: ClosedBooks) -> ClosedBooks:
         if done.outcome in ("restarted", "retired", "dropped"):

@@ -154,7 +154,12 @@ class Books:
         for projection in app.projections.values():
             registry = registry_of(app, projection)
             correlating.append(Correlating(settings, projection.group, registry))
-        return Closing(deciding=self._deciding, correlating=correlating, call=_called)
+        return Closing(
+            deciding=self._deciding,
+            correlating=correlating,
+            call=_called,
+            wait_ms=app.settings.books_wait_ms,
+        )
 
     def _told(self, done: ClosedBooks) -> ClosedBooks:
         if done.outcome in ("restarted", "retired", "dropped"):
