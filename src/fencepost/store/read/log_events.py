@@ -160,6 +160,9 @@ class EventRead:
             found = await self._piece(after, until)
             if not isinstance(found, LogChunk):
                 return found
+            # The log may have grown since the head was read: what is answered ends at that head,
+            # or the reader would be told to go on from where it is, and that more is there.
+            found = found._replace(head=head)
             return found._replace(next=after) if query.descending else found
         ended = await (
             self._backwards(after, until) if query.descending else self._forwards(after, until)
