@@ -158,6 +158,23 @@ def test_a_completed_claim_accepts_nothing_further_from_its_holder(here: Place) 
     assert here("root").send("jobs/1", "task:c", 1, 1).status_code == 200
 
 
+def test_a_completed_claim_is_told_in_its_place_among_the_refusals(here: Place) -> None:
+    """Behind the holder, the epoch and the closure; before the type and the sequence."""
+    completed = (409, "claim_completed")
+    here("one").send("jobs/1", "task:c", 0, 0)
+    here("one").send("jobs/1", "task:c", 0, 1, claim_end="completed")
+
+    assert code(here("one").send("jobs/1", "task:c", 0, 9)) == completed
+    number = {"Producer-Id": "task:c", "Producer-Epoch": "0", "Producer-Seq": "2"}
+    typed = {"Content-Type": "text/plain", **number}
+    posted = here("one").client.post("/v1/stream/jobs/1", headers=typed, content=b"x")
+    assert code(posted) == completed
+    assert code(here("two").send("jobs/1", "task:c", 0, 2)) == HELD
+    assert code(here("one").send("jobs/1", "task:c", 1, 0)) == GUARDED
+    here("one").client.post("/v1/stream/jobs/1", headers={"Stream-Closed": "true"})
+    assert code(here("one").send("jobs/1", "task:c", 0, 2)) == (409, "stream_closed")
+
+
 def test_the_rules_hold_inside_commits_as_well(here: Place) -> None:
     here("one").send("jobs/1", "task:a", 0, 0)
 
