@@ -55,8 +55,14 @@ class Shop:
         """Store an order; when this returns it is on disk, once."""
         producer = await self._opened()
         number = uuid.uuid4().hex
-        delivery = await producer.append({"id": number, "item": item})
-        await delivery
+        try:
+            delivery = await producer.append({"id": number, "item": item})
+            await delivery
+        except fencepost.FencepostError:
+            # A producer that could not store a message has stopped: the next order opens another.
+            if self._producer is producer:
+                self._producer = None
+            raise
         await self.claims.offer(number)
         return number
 
@@ -105,7 +111,10 @@ async def home() -> HTMLResponse:
 @app.post("/orders")
 async def order(item: str) -> dict[str, str]:
     shop: Shop = app.state.shop
-    return {"id": await shop.order(item)}
+    try:
+        return {"id": await shop.order(item)}
+    except fencepost.FencepostError as error:
+        raise HTTPException(503, str(error)) from error
 
 
 @app.get("/orders/{number}")

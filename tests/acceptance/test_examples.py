@@ -102,6 +102,16 @@ def test_a_fastapi_application_stores_orders_shows_them_live_and_has_them_packed
     assert [order["item"] for order in stored] == ["tea", "milk"]
 
 
+def test_an_order_that_cannot_be_stored_does_not_end_the_application(orders: httpx.Client) -> None:
+    assert orders.post("/orders", params={"item": "tea"}).status_code == 200
+    orders.delete("/fencepost/v1/stream/orders").raise_for_status()
+
+    answers = [orders.post("/orders", params={"item": item}).status_code for item in ("a", "b")]
+
+    assert answers == [503, 200]
+    assert [one["item"] for one in orders.get("/fencepost/v1/stream/orders").json()] == ["b"]
+
+
 def test_the_shop_ends_its_day_with_everything_done_once(tmp_path: Path) -> None:
     """`python examples/shop.py`, whose workers load examples.shop: it asserts what it promises."""
     folder = tmp_path / "work"
