@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -328,3 +329,23 @@ async def test_an_unexpected_exception_while_an_answer_is_read_ends_the_async_pr
 
         assert isinstance(failed.value.cause, ZeroDivisionError)
         await producer.close()
+
+
+def test_threads_share_a_producer(server_process: ServerProcess, path: str) -> None:
+    """As the threads of a web server do: each appends, and some wait for what they appended."""
+    with fencepost.connect(server_process.url) as client:
+        stream = client.create(path)
+        with stream.producer("shared") as producer, ThreadPoolExecutor(16) as pool:
+
+            def append(thread: int) -> None:
+                for number in range(200):
+                    delivery = producer.append([thread, number])
+                    if number % 20 == 0:
+                        assert delivery.wait().epoch == 0
+
+            list(pool.map(append, range(16)))
+
+        stored = stream.read().messages()
+    assert len(stored) == 16 * 200
+    for thread in range(16):
+        assert [number for one, number in stored if one == thread] == list(range(200))

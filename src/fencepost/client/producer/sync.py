@@ -1,7 +1,8 @@
 """The sync producer: a socket that never blocks around the state machine of `machine.py`.
 
 It has no thread. It writes when it may and takes acknowledgements whenever it is called; `flush`,
-`close` and a full queue wait for them.
+`close` and a full queue wait for them. Threads that share it take turns: while one of them waits
+for an acknowledgement, the others wait for their turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -42,8 +44,8 @@ from fencepost.client.wires import READ_BYTES, dial, ready
 class IdempotentProducer(Counts[Delivery]):
     """Appends exactly once, in order, pipelined, through lost answers and restarts of the server.
 
-    Made by `Stream.producer`. Belongs to one thread at a time. After a fork only the process that
-    opened it may go on with it.
+    Made by `Stream.producer`. Threads may share it and take turns then. After a fork only the
+    process that opened it may go on with it.
     """
 
     def __init__(
@@ -80,28 +82,34 @@ class IdempotentProducer(Counts[Delivery]):
         self._pending_bytes_max = tuning.pending_bytes_max
         self._link: _Link | None = None
         self._next_poll = 0.0
+        self._turn = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
         OPEN.add(self)
 
     def append(self, data: Any) -> Delivery:
         """Queue a message and return the batch it is in; waits only when the queue is full."""
-        machine = self._machine
-        now = self._clock_ns() / 1e9
-        batch = machine.append(data, now)
-        if machine.pending_bytes > self._pending_bytes_max:
-            self._drive(self._has_room, None)
-        elif now >= self._next_poll or machine.can_send(now):
-            self._step(now)
-            self._next_poll = now + POLL_SECONDS
-        return batch
+        machine, turn = self._machine, self._turn
+        turn.acquire()  # as `with` does, in half the time
+        try:
+            now = self._clock_ns() / 1e9
+            batch = machine.append(data, now)
+            if machine.pending_bytes > self._pending_bytes_max:
+                self._drive(self._has_room, None)
+            elif now >= self._next_poll or machine.can_send(now):
+                self._step(now)
+                self._next_poll = now + POLL_SECONDS
+            return batch
+        finally:
+            turn.release()
 
     def flush(self, timeout: float | None = None) -> None:
         """Return once everything appended so far is stored; raise if something cannot be."""
-        waited = self._machine.flush()
-        if not self._drive(lambda: all(batch.settled for batch in waited), timeout):
-            raise DeliveryTimeoutError("not everything is acknowledged yet")
-        self._session.raise_failure()
+        with self._turn:
+            waited = self._machine.flush()
+            if not self._drive(lambda: all(batch.settled for batch in waited), timeout):
+                raise DeliveryTimeoutError("not everything is acknowledged yet")
+            self._session.raise_failure()
 
     def close(self, timeout: float | None = None, *, stream: bool = False) -> None:
         """Flush, and take no more messages; with `stream`, close the stream with the last one.
@@ -109,6 +117,10 @@ class IdempotentProducer(Counts[Delivery]):
         The stream is closed by the append of the last batch, in one step with it, or by a request
         of its own if everything was sent before.
         """
+        with self._turn:
+            self._close(timeout, stream=stream)
+
+    def _close(self, timeout: float | None, *, stream: bool) -> None:
         if self._closed:
             if stream:
                 self._driver.run(self._session.close_stream())
@@ -126,8 +138,11 @@ class IdempotentProducer(Counts[Delivery]):
             self._driver.run(self._session.close_stream())
 
     def _leave(self, seconds: float) -> None:
-        with contextlib.suppress(Exception):
-            self.close(timeout=seconds)
+        # A thread that was left behind may be in the middle of a wait.
+        if self._turn.acquire(timeout=seconds):
+            with contextlib.suppress(Exception):
+                self.close(timeout=seconds)
+            self._turn.release()
 
     def __enter__(self) -> Self:
         return self
@@ -151,8 +166,12 @@ class IdempotentProducer(Counts[Delivery]):
 
     def _drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
         """Send and receive until `done`; false when time is up first."""
+        ends = None if timeout is None else self._session.now() + timeout
+        with self._turn:
+            return self._driven(done, ends)
+
+    def _driven(self, done: Callable[[], bool], ends: float | None) -> bool:
         now = self._session.now()
-        ends = None if timeout is None else now + timeout
         while True:
             self._step(now)
             if done():
@@ -229,6 +248,16 @@ class IdempotentProducer(Counts[Delivery]):
             self._link.wait(seconds)
         elif seconds:
             time.sleep(seconds)
+
+
+def _take_turns_anew() -> None:
+    """A forked child has none of the threads that may have had their turn."""
+    for producer in list(OPEN):
+        if isinstance(producer, IdempotentProducer):
+            producer._turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_take_turns_anew)
 
 
 class _Link:
