@@ -38,7 +38,11 @@ class Operator:
     def __init__(self, client: fencepost.Client, name: str, chance: random.Random) -> None:
         self.group = client.group(name)
         self.chance = chance
-        self.events = [(row.stream, row.position) for row in client.log(match=[f"{name}-in/*"])]
+        of_messages = self.group.info().targets == "message"
+        self.events = [
+            (f"{row.stream}@{row.position}" if of_messages else row.stream, row.position)
+            for row in client.log(match=[f"{name}-in/*"])
+        ]
         self.done: Counter[str] = Counter()
 
     def meddle(self, *, resets: bool) -> None:
@@ -60,6 +64,8 @@ class Operator:
             self.done[what] += acts[what]()
         except AWAY:
             self.done["away"] += 1
+        except fencepost.NotFoundError:
+            self.done["gone"] += 1  # The row of a message goes with its ack.
 
     def give_out_all(self) -> bool:
         """Let everything go on; whether nothing is left to do."""
@@ -75,7 +81,12 @@ class Operator:
 
 
 def storm(
-    servers: list[ServerProcess], name: str, chance: random.Random, *, resets: bool
+    servers: list[ServerProcess],
+    name: str,
+    chance: random.Random,
+    *,
+    resets: bool = False,
+    targets: str = "stream",
 ) -> Counter[str]:
     """Workers that fumble and an operator who meddles, while servers are killed; what was done to
     each event.
@@ -83,7 +94,8 @@ def storm(
     urls = [server.url for server in servers]
     with fencepost.connect(urls[0]) as client, crew_of(name, *urls) as crew:
         committed = fill(client, name, STREAMS, EACH)
-        made = make(client, name, backoff=NO_WAIT, retries_max=1, on_exhausted=chance.choice(ENDS))
+        settings = {"backoff": NO_WAIT, "retries_max": 1, "targets": targets}
+        made = make(client, name, **settings, on_exhausted=chance.choice(ENDS))
         made.claim("first", lease_ms=1_000)  # The targets are known from now on.
         operator = Operator(client, name, chance)
         for _ in range(3):
@@ -115,10 +127,19 @@ def test_what_operators_do_while_workers_work_loses_and_doubles_nothing(
     check_store(empty_store)
 
 
+def test_what_operators_do_to_messages_loses_and_doubles_none(
+    empty_store: Path | str, chance: random.Random
+) -> None:
+    with server_at(empty_store) as server:
+        handled = storm([server], "queue", chance, targets="message")
+    assert set(handled.values()) == {1}, handled
+    check_store(empty_store)
+
+
 def test_operators_of_two_nodes_lose_and_double_nothing(
     tmp_path: Path, chance: random.Random
 ) -> None:
     with emptied("postgres", tmp_path) as store, server_at(store) as one, server_at(store) as two:
-        handled = storm([one, two], "shared", chance, resets=False)
+        handled = storm([one, two], "shared", chance)
         assert set(handled.values()) == {1}, handled
         check_store(store)
