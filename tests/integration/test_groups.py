@@ -432,6 +432,7 @@ def test_workers_correlate_computed_targets_by_compare_and_swap(wire: Connection
 
     assert done == {"correlated": until}
     assert (moved.status, body_of(moved, 409)["watermark"]) == (409, until)
+    assert code_of(moved) == "correlation_moved"
     assert code_of(beyond) == "after_beyond_head"
     [lease] = team.claim(lane="slow")
     assert (lease["target"], lease["until"]) == ("customer/7", positions[1])

@@ -114,6 +114,26 @@ def test_errors_and_parked_events_are_bounded(wire: Connection) -> None:
     assert len(team.get("parked")["parked"]) == 1
 
 
+def test_a_commit_parks_no_more_than_fits(wire: Connection) -> None:
+    team = Team(wire, on_exhausted="park", retries_max=0)
+    team.fill("a", "b")
+    leases = [
+        {
+            "token": lease["token"],
+            "at": lease["at"],
+            "failure": {"position": lease["events"][0]["position"], "error": "boom"},
+        }
+        for lease in team.claim(streams_max=5, events_max=1)
+    ]
+    effect = {"stream": f"{team.name}-out", "data": 1, "auto_create": True}
+    effect["content_type"] = "application/json"
+
+    body = json.dumps({"appends": [effect], "leases": leases}).encode()
+    answer = body_of(wire.ask("POST", "/v1/commit", body=body))
+
+    assert [lease["outcome"] for lease in answer["leases"]] == ["parked", "blocked"]
+
+
 def test_waiting_claims_count_as_waiters(tmp_path: Any) -> None:
     environment = {"FENCEPOST_LIMITS_WAITERS_MAX": "1"}
     with (

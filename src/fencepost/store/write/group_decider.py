@@ -7,6 +7,7 @@ is checked on the same state as the append that it fences.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -482,17 +483,20 @@ class GroupDecider:
         now_ms = self._tick()
         decided: list[tuple[LeaseRef, AckDecision]] = []
         drafted: dict[tuple[int, str], dict[str, Target | None]] = {}
+        parked: Counter[int] = Counter()
         for index, (ref, ack) in enumerate(leases):
             group = self._groups.find_group(ref.group)
             if group is None:
                 return CommitLeaseLost(index, GroupGone())
             rows = drafted.setdefault((group.id, group.name), {})
-            outcome = self._decide_ack(group, ref, ack, rows, random, now_ms)
+            current = group._replace(parked_count=group.parked_count + parked[group.id])
+            outcome = self._decide_ack(current, ref, ack, rows, random, now_ms)
             if isinstance(outcome, AckInvalid):
                 return CommitLeaseLost(index, outcome)
             if isinstance(outcome, Lost):
                 return CommitLeaseLost(index, LeaseLost())
             rows[ref.target] = outcome.row
+            parked[group.id] += outcome.outcome == "parked"
             decided.append((ref, outcome))
         return decided
 
