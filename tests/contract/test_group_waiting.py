@@ -12,7 +12,7 @@ from fencepost.protocol.leases import Target
 from fencepost.server.groups import working
 from fencepost.server.groups.feed import Feed
 from fencepost.server.groups.working import Working
-from fencepost.store.group_contract import ClaimDone, ClaimTargets, DeleteGroup
+from fencepost.store.group_contract import ClaimDone, ClaimTargets, DeleteGroup, GroupMissing
 from fencepost.store.read import groups as reading
 from fencepost.store.read.groups import SqlGroupReads
 from fencepost.testing.clock import SimClock
@@ -211,3 +211,16 @@ async def test_a_group_that_another_server_made_again_is_looked_through_again(
     found = await crew.claim("ann", 0)
 
     assert [row.target for row in found] == ["orders/1"]
+
+
+async def test_a_group_that_another_server_deleted_is_forgotten(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject)
+    crew = Crew(subject, clock, group)
+    assert await crew.claim("ann", 0) == []
+
+    await asked(subject, DeleteGroup(group.name))
+
+    assert await crew.working.claim(claiming(group), wait_ms=60_000) == GroupMissing()
+    assert crew.working.known == {}

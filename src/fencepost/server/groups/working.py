@@ -28,6 +28,7 @@ from fencepost.store.group_contract import (
     CorrelationDone,
     EventSpan,
     ForgetReplays,
+    GroupMissing,
     GroupOutcome,
     GroupReads,
     GroupRequest,
@@ -264,6 +265,8 @@ class Working:
                 self._note(name, outcome.claimed)
         elif isinstance(outcome, ClaimDone):
             self._note_claim(name, known, outcome)
+        elif isinstance(outcome, GroupMissing):
+            self.forget(name)  # Another server may have deleted it.
         elif known is not None:
             # An operator's change, a release or a correlation may have made work.
             known.waiting.wake()
