@@ -39,6 +39,9 @@ _MISSES_MAX = 64
 
 _SLASH = 0x2F
 _SPACE = 0x20
+_PARTS_MAX = 16
+"""How many parts of a body are kept apart behind the first, so that their bytes are copied once,
+when all are there. A sender of tiny parts would make objects larger than their content."""
 
 
 class Stopped(Exception):  # noqa: N818 - it only carries control out of the parser
@@ -87,6 +90,7 @@ class RequestReader:
         "_query",
         "_repeated",
         "_repeats",
+        "_rest",
         "_settings",
         "_since_seconds",
         "_take",
@@ -134,7 +138,8 @@ class RequestReader:
         self._chunked = False
         self.continue_owed = False
         self._body = b""
-        self._more: bytearray | None = None
+        self._rest: list[bytes] = []  # of the body, the next few parts
+        self._more: bytearray | None = None  # all of it, when it comes in more of them
         self._body_bytes = 0
         self._body_bytes_before = 0
         self.body_bytes_left = 0
@@ -412,10 +417,13 @@ class RequestReader:
             self.body_bytes_left -= size
         if self._body_bytes == size:
             self._body = part
-        elif self._more is None:
-            self._more = bytearray(self._body + part)
-        else:
+        elif self._more is not None:
             self._more += part
+        elif len(self._rest) < _PARTS_MAX:
+            self._rest.append(part)
+        else:
+            self._more = bytearray().join((self._body, *self._rest, part))
+            self._rest = []
 
     def on_message_complete(self) -> None:
         self._phase = _BETWEEN
@@ -423,6 +431,9 @@ class RequestReader:
         if self._more is not None:
             body = bytes(self._more)
             self._more = None
+        elif self._rest:
+            body = b"".join((body, *self._rest))
+            self._rest = []
         if self._chunked:
             self._incoming = {}
             self._repeats = []
@@ -479,6 +490,7 @@ class RequestReader:
         garbage collector."""
         self._phase = _BETWEEN
         self._more = None
+        self._rest = []
         self._body = self._piece = b""
         self._place = None
         self._connection = None

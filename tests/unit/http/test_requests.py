@@ -55,6 +55,21 @@ async def test_a_chunked_body_is_joined_and_its_extensions_and_trailers_are_drop
     assert second.headers == {b"host": b"test"}
 
 
+@pytest.mark.parametrize("parts", [1, 2, 16, 17, 18, 19, 40])
+async def test_a_body_is_whole_in_however_many_parts_it_comes(parts: int) -> None:
+    app = ScriptedApp()
+    sent = [b"%02d" % number for number in range(parts)]
+    async with serving(app) as listening, connected(listening) as client:
+        head = get("/echo", "Transfer-Encoding: chunked", method="POST")
+        for _ in range(2):
+            await client.send(
+                head + b"".join(b"2\r\n%b\r\n" % part for part in sent) + b"0\r\n\r\n"
+            )
+            await client.reply()
+
+    assert [request.body for request in app.requests] == [b"".join(sent)] * 2
+
+
 @pytest.mark.parametrize(
     ("target", "host", "path", "query"),
     [
