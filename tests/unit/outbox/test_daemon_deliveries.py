@@ -231,6 +231,22 @@ async def test_a_row_dies_at_its_age_when_the_clock_is_set_forwards(
         assert len(made.way.sent) == (2 if ends == "done" else 0)
 
 
+@pytest.mark.parametrize(("mode", "counted"), [("retention_scoped", 1), ("permanent", 0)])
+async def test_12_a_retry_after_the_mesh_may_have_forgotten_the_id_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: DedupeMode, counted: int
+) -> None:
+    """Only a clock that jumps makes a row this old; its first attempt cannot be a repetition."""
+    monkeypatch.setattr("fencepost.outbox.states.delay_ms", lambda *_: 1)
+    monkeypatch.setattr(Way, "mode", mode)
+    accepted_ms = time.time_ns() // 1_000_000 - 8 * 24 * HOUR_MS
+    answers: list[Exception | None] = [ConnectionFailedError("away")]
+    async with running(tmp_path, answers, accepted_ms=accepted_ms) as made:
+        await made.until(done=2)
+
+        assert len(made.way.sent) == 3
+        assert made.deliveries.counters.retries_after_expiry == counted
+
+
 async def test_delivered_rows_that_are_forgotten_are_told(tmp_path: Path) -> None:
     async with running(tmp_path, []) as made:
         await made.until(done=2)  # delivered long ago, as this clock has it
