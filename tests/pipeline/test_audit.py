@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import apsw
+import httpx
 import pytest
 
 import fencepost
@@ -18,6 +19,10 @@ from fencepost.pipeline.audit.log import Span
 from fencepost.pipeline.audit.rules import FACTS, KINDS, counts, facts_of, numbered
 from fencepost.pipeline.audit.writers import BatchRow, ListedWriters, WriterRow
 from fencepost.pipeline.source.columns import log_schema
+from tests.engines import server_at
+from tests.integration.mesh_support import Shop
+from tests.integration.test_orphan_check import PLANTED as PLANTED_SENDS
+from tests.integration.test_orphan_check import execute
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:
@@ -551,3 +556,20 @@ def test_leases_that_went_wrong_are_found_while_the_server_runs(
         ("lease_token_repeated", "audited/again"),
     }
     assert report.defects == dict.fromkeys(("lease_ahead", "lease_back", "lease_token_repeated"), 1)
+
+
+def test_every_planted_defect_of_sends_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    """The counts are those of the server's own check, which the audit asks for each mesh."""
+    with server_at(tmp_path) as server, httpx.Client(base_url=server.url) as http:
+        shop = Shop(http, "shop")
+        for name in ("sound", "row-lost", "other-content"):
+            assert shop.send(name, body=name).status_code == 201
+        assert shop.send("no-message", kind="queue", ref="jobs").status_code == 201
+        assert audit(spark, options={"url": server.url}).is_clean
+    lost, _, *others = [one for one in PLANTED_SENDS if "other-sender" not in one]
+    execute(tmp_path, [lost, *others])
+    with server_at(tmp_path) as server:
+        report = audit(spark, options={"url": server.url})
+
+    assert report.defects == {"send_missing": 1, "send_repeated": 1, "send_without_message": 2}
+    assert {one.stream for one in report.samples} == {"__mesh/shop"}

@@ -11,9 +11,10 @@ import typer.main
 from typer.core import TyperGroup
 
 import fencepost
-from fencepost.cli.pipeline import app
+from fencepost.cli.pipeline import _show, app
 from fencepost.client import state
-from fencepost.pipeline.audit import leases, rules
+from fencepost.pipeline.audit import KINDS
+from fencepost.pipeline.audit.reports import Report
 from fencepost.pipeline.metrics import QueryMetrics
 from tests.serving import ServerProcess
 
@@ -46,8 +47,33 @@ def test_every_command_and_option_is_on_the_page() -> None:
 def test_every_kind_of_defect_is_on_the_page_with_its_meaning() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", _section("audit"), re.M))
 
-    kinds = rules.KINDS | leases.KINDS
-    assert {kind: rows.get(kind) for kind in kinds} == kinds
+    assert {kind: rows.get(kind) for kind in KINDS} == KINDS
+
+
+def test_every_kind_of_defect_is_shown_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    _show(
+        Report(
+            selection="**",
+            after=-1,
+            until=1,
+            messages=0,
+            streams=0,
+            producers=0,
+            keys=0,
+            pruned=None,
+            lists_compared=True,
+            defects=dict.fromkeys(KINDS, 1),
+            samples=[],
+            days=[],
+            largest=[],
+            by_stream_and_day=[],
+            timeline_unit="day",
+            timeline=[],
+        )
+    )
+
+    shown = capsys.readouterr().out
+    assert all(kind in shown for kind in KINDS)
 
 
 def test_every_metric_is_on_the_page() -> None:

@@ -207,7 +207,7 @@ def _fields(report: Report) -> dict[str, object]:
 
 
 def _show(report: Report) -> None:
-    from fencepost.pipeline.audit.rules import KINDS
+    from fencepost.pipeline.audit import KINDS
 
     show_facts(
         {

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from fencepost.client.sync import Client
-from fencepost.pipeline.audit import leases, lists, rules
+from fencepost.pipeline.audit import leases, lists, rules, sends
 from fencepost.pipeline.audit import writers as of_writers
 from fencepost.pipeline.audit.log import Span, facts
 from fencepost.pipeline.audit.reports import (
@@ -33,6 +33,8 @@ from fencepost.pipeline.connection import connection_of
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.options import Options, Selection
 
+KINDS = rules.KINDS | leases.KINDS | sends.KINDS
+"""What each kind of defect means."""
 SAMPLES_MAX = 20
 LARGEST_MAX = 100
 EVERYTHING = "**"
@@ -110,8 +112,10 @@ def audit(
     if seen is not None:
         say("looking at the groups again")
         with connection.client() as client:
-            of_leases = leases.compare(client, seen)
-        counted, samples = _with(counted, samples, of_leases, samples_max)
+            more = leases.compare(client, seen)
+            say("checking the sends of meshes")
+            more += sends.check(client)
+        counted, samples = _with(counted, samples, more, samples_max)
     return Report(
         selection=str(selection),
         after=after,
