@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
+from websockets.frames import Frame, Opcode
 
 from tests.attacks.attacking import attacked, bearer, make_streams
 from tests.attacks.test_bodies_before_tokens import _memory_bytes
 from tests.engines import SQLITE
-from tests.integration.raw import Connection, ask, code_of, request
+from tests.integration.auth_support import ALL, principal
+from tests.integration.raw import WAIT_SECONDS, Connection, ask, code_of, request
 from tests.serving import ServerProcess
 
 MIB = 1 << 20
@@ -25,6 +28,13 @@ MEMORY_BYTES_MAX = 120 * MIB
 """The attackers offer twice as much."""
 NOTHING_TAKEN_S = 0.5
 JSON = "Content-Type: application/json"
+EVE = principal("eve", ("__mesh/**", ALL))
+UPGRADE = (
+    "Upgrade: websocket",
+    "Connection: Upgrade",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
 LIMITS = {
     "FENCEPOST_HTTP_BODIES_BYTES_MAX": str(4 * PER_PRINCIPAL_BYTES),
     "FENCEPOST_HTTP_BODIES_BYTES_PER_PRINCIPAL_MAX": str(PER_PRINCIPAL_BYTES),
@@ -37,7 +47,7 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with attacked(SQLITE, tmp_path_factory.mktemp("small"), **LIMITS) as server:
+    with attacked(SQLITE, tmp_path_factory.mktemp("small"), EVE, **LIMITS) as server:
         make_streams(server.port, "ann", ["ann/a"])
         make_streams(server.port, "mallory", ["mallory/a"])
         yield server
@@ -52,6 +62,68 @@ def _part(*headers: str) -> bytes:
     length = f"Content-Length: {len(BODY)}"
     lines = ["POST /v1/stream/ann/a HTTP/1.1", "Host: localhost", JSON, length, *headers]
     return "\r\n".join([*lines, "", ""]).encode() + BODY[:-1]
+
+
+def test_bodies_without_a_token_share_a_small_room(server: ServerProcess) -> None:
+    with contextlib.ExitStack() as stack:
+        lanes = [stack.enter_context(Connection(server.port)) for _ in range(2 * OPEN_BYTES >> 16)]
+        for lane in lanes:
+            lane.send(_part())
+        reply = _answered(lanes)[0].reply()
+        # More than fit into that room, so that it is their token that lets them in.
+        anns = [stack.enter_context(Connection(server.port)) for _ in range(OPEN_BYTES >> 15)]
+        for ann in anns:
+            ann.send(_part(bearer("ann")))
+        _until(lambda: _open_bodies(server) >= len(anns) * (len(BODY) - 1))
+        for ann in anns:
+            ann.send(BODY[-1:])
+        taken = {ann.reply().status for ann in anns}
+
+    assert (reply.status, code_of(reply)) == (503, "too_many_bodies")
+    assert b"open_bodies_bytes_max" in reply.body
+    assert int(reply.headers["retry-after"]) >= 1
+    assert taken == {204}, "the token of a first request is looked at before it is refused"
+
+
+def test_parts_of_bodies_end_at_the_share_of_their_principal(server: ServerProcess) -> None:
+    with contextlib.ExitStack() as stack:
+        count = 2 * PER_PRINCIPAL_BYTES >> 16
+        lanes = [stack.enter_context(Connection(server.port)) for _ in range(count)]
+        for lane in lanes:
+            # The first request says whose connection this is.
+            assert lane.ask("HEAD", "/v1/stream/mallory/a", bearer("mallory")).status == 200
+            lane.send(_part(bearer("mallory")))
+        reply = _answered(lanes)[0].reply()
+        ann = ask(server.port, "POST", "/v1/stream/ann/a", bearer("ann"), JSON, body=BODY)
+
+    assert (reply.status, code_of(reply)) == (503, "too_many_bodies")
+    assert b"bodies_bytes_per_principal_max" in reply.body
+    assert ann.status == 204
+
+
+def test_frames_that_are_not_whole_end_at_the_share_of_their_principal(
+    server: ServerProcess,
+) -> None:
+    """A session that is too much is closed with 1013, behind which a client connects again."""
+    assert ask(server.port, "PUT", "/v1/mesh/eve", bearer("eve")).status == 201
+    part = Frame(Opcode.TEXT, b"x" * (2 * MIB)).serialize(mask=True)[: 2 * MIB]
+    with contextlib.ExitStack() as stack:
+        lanes = [
+            stack.enter_context(Connection(server.port))
+            for _ in range(2 * PER_PRINCIPAL_BYTES // len(part))
+        ]
+        for lane in lanes:
+            lane.send(request("GET", "/v1/mesh/eve/session", bearer("eve"), *UPGRADE))
+            assert lane.head().status == 101
+            lane.send(part)
+        closed = _answered(lanes)
+        frame = closed[0].socket.recv(100)
+        others = ask(server.port, "POST", "/v1/stream/ann/a", bearer("ann"), JSON, body=BODY)
+
+    assert len(closed) < len(lanes)
+    assert frame[:1] == b"\x88"
+    assert frame[2:] == (1013).to_bytes(2, "big") + b"too_many_bodies"
+    assert others.status == 204
 
 
 def test_appends_behind_a_waiting_read_stop_being_read_at_the_share(server: ServerProcess) -> None:
@@ -75,49 +147,8 @@ def test_appends_behind_a_waiting_read_stop_being_read_at_the_share(server: Serv
     assert taken == [204] * 20
 
 
-def test_bodies_without_a_token_share_a_small_room(server: ServerProcess) -> None:
-    with contextlib.ExitStack() as stack:
-        lanes = [stack.enter_context(Connection(server.port)) for _ in range(2 * OPEN_BYTES >> 16)]
-        for lane in lanes:
-            lane.send(_part())
-        while not (refused := [lane for lane in lanes if _has_answer(lane.socket)]):
-            pass
-        reply = refused[0].reply()
-        others = _open_bodies(server)
-        ann = stack.enter_context(Connection(server.port))
-        ann.send(_part(bearer("ann")))
-        while _open_bodies(server) < others + len(BODY) - 1:
-            pass  # until it was counted beside them
-        ann.send(BODY[-1:])
-        taken = ann.reply()
-
-    assert (reply.status, code_of(reply)) == (503, "too_many_bodies")
-    assert b"open_bodies_bytes_max" in reply.body
-    assert int(reply.headers["retry-after"]) >= 1
-    assert taken.status == 204, "the token of a first request is looked at before it is refused"
-
-
-def test_parts_of_bodies_end_at_the_share_of_their_principal(server: ServerProcess) -> None:
-    with contextlib.ExitStack() as stack:
-        count = 2 * PER_PRINCIPAL_BYTES >> 16
-        lanes = [stack.enter_context(Connection(server.port)) for _ in range(count)]
-        for lane in lanes:
-            # The first request says whose connection this is.
-            assert lane.ask("HEAD", "/v1/stream/mallory/a", bearer("mallory")).status == 200
-            lane.send(_part(bearer("mallory")))
-        while not (refused := [lane for lane in lanes if _has_answer(lane.socket)]):
-            pass
-        reply = refused[0].reply()
-        ann = ask(server.port, "POST", "/v1/stream/ann/a", bearer("ann"), JSON, body=BODY)
-
-    assert (reply.status, code_of(reply)) == (503, "too_many_bodies")
-    assert b"bodies_bytes_per_principal_max" in reply.body
-    assert ann.status == 204
-
-
 def test_nothing_is_counted_when_everything_is_answered(server: ServerProcess) -> None:
-    while _open_bodies(server):
-        pass
+    _until(lambda: not _open_bodies(server))
 
 
 def _pour(sockets: list[socket.socket], data: bytes) -> None:
@@ -132,8 +163,16 @@ def _pour(sockets: list[socket.socket], data: bytes) -> None:
                 del left[sock]
 
 
-def _has_answer(sock: socket.socket) -> bool:
-    return bool(select.select([sock], [], [], 0)[0])
+def _answered(lanes: list[Connection]) -> list[Connection]:
+    """Those on which the server has said something, when it has."""
+    by_socket = {lane.socket: lane for lane in lanes}
+    return [by_socket[found] for found in select.select(by_socket, [], [], WAIT_SECONDS)[0]]
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < ends
 
 
 def _open_bodies(server: ServerProcess) -> float:
