@@ -218,3 +218,19 @@ async def test_bodies_are_no_names_and_no_messages_for_the_orphan_check(subject:
     assert await store.check(mesh, f"streams\x1f{BODIES}\x1f0", 9, 0) is None
     assert await store.check(mesh, "streams\x1felsewhere\x1f0", 9, 0) is None
     assert isinstance(await ask(subject, MakeName("shop", "topic", "bodies")), NameMade)
+
+
+async def test_a_page_of_the_orphan_check_goes_through_many_streams(subject: Subject) -> None:
+    """One stream a page made the check of 10,000 inboxes take minutes."""
+    await a_mesh(subject)
+    await named(subject, "dm", *(f"m{number}" for number in range(30)))
+    for number in range(3):
+        a(Sent, await send(subject, a_send(f"m-{number}", kind="dm", ref=f"m{number}")))
+    store = reads(subject)
+    mesh = await store.find("shop")
+    assert mesh is not None
+
+    page = await store.check(mesh, "", 1_000, subject.clock.now_ms())
+
+    assert page is not None
+    assert (page.rows, page.messages, list(page.findings), page.next) == (3, 3, [], None)

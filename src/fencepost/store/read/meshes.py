@@ -43,6 +43,9 @@ FOLDERS: dict[Kind, str] = {"topic": "topic", "dm": "inbox", "queue": "queue"}
 """In which folder of a mesh the streams of each kind are."""
 KIND_OF: dict[str, Kind] = {folder: kind for kind, folder in FOLDERS.items()}
 
+PAGE_STEPS_MAX = 200
+"""Streams that one page of the check goes through."""
+
 _ROWS, _STREAMS, _BEHIND = "rows", "streams", "behind"
 """Where a page of the check begins: at a row, at a place in a stream, or behind a stream."""
 _GAP = "\x1f"
@@ -173,7 +176,26 @@ def read_body(
 def check_page(
     mesh: Mesh, after: str, limit: int, now_ms: int, connection: Connection
 ) -> CheckPage | None:
-    """A piece of the check that begins behind `after`; None when that is no place."""
+    """A piece of the check that begins behind `after`; None when that is no place.
+
+    There may be thousands of streams with a few messages each, so a page goes on with the next ones
+    as long as there is room in it. Each step reads in a transaction of its own.
+    """
+    page = _step(mesh, after, limit, now_ms, connection)
+    for _ in range(PAGE_STEPS_MAX):
+        if page is None or page.next is None or page.rows + page.messages >= limit:
+            break
+        room = limit - page.rows - page.messages
+        more = _step(mesh, page.next, room, now_ms, connection)
+        assert more is not None, "the place comes from the step before"
+        findings = [*page.findings, *more.findings]
+        page = CheckPage(page.rows + more.rows, page.messages + more.messages, findings, more.next)
+    return page
+
+
+def _step(
+    mesh: Mesh, after: str, limit: int, now_ms: int, connection: Connection
+) -> CheckPage | None:
     phase, *place = (after or f"{_ROWS}{_GAP}{_GAP}").split(_GAP)
     with connection:
         match phase, place:
