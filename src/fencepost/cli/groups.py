@@ -72,6 +72,8 @@ def show(group: Group, url: Url = None, token: Token = None, as_json: AsJson = F
             show_lines([{"group": info, "stats": stats}])
             return
         lanes = stats.pop("lanes")
+        for time in ("counted_ms", "oldest_ms"):
+            del stats[time]  # `lag_ms` says it for people.
         show_facts({"group": info.group, "sources": ", ".join(info.sources), **stats})
         columns = ("lane", "ready", "leased", "deferred", "blocked", "idle", "lag ms")
         fields = ("lane", "ready", "leased", "deferred", "blocked", "idle", "lag_ms")
