@@ -376,3 +376,20 @@ async def test_a_producer_ends_in_time_whatever_it_is_answered(
                 await asyncio.wait_for(producer.close(), 60)
 
         assert len(server.asked) < 60
+
+
+@pytest.mark.parametrize("status", [200, 204])
+async def test_a_page_of_a_proxy_is_no_acknowledgement(connect: Connect, status: int) -> None:
+    """A network that asks for a login answers everything with 200."""
+    page = b"" if status == 204 else b"<html>Please log in</html>"
+
+    with OddServer(lambda _: response(status, page, content_type="text/html")) as server:
+        async with connect(server.url) as client:
+            producer = client.stream("s").producer("p")
+            delivery = await producer.append(1)
+            with pytest.raises(fencepost.ProducerFailedError) as failed:
+                await asyncio.wait_for(producer.close(), 60)
+
+    assert isinstance(failed.value.cause, fencepost.ProtocolError)
+    assert delivery.maybe_stored
+    assert len(server.asked) == 1

@@ -26,6 +26,7 @@ from fencepost.client.errors import (
     OutcomeUnknownError,
     ProducerClosedError,
     ProducerFailedError,
+    ProtocolError,
     ResponseError,
     SequenceUsedError,
     UnencodableError,
@@ -40,6 +41,8 @@ from fencepost.client.settings import Retries
 
 BATCH_MESSAGES_MAX = 50_000
 """Messages in one batch: half of what our server takes."""
+OURS = frozenset(("stream-next-offset", "producer-epoch", "producer-seq"))
+"""Headers of an acknowledgement: every server of the protocol gives one of them."""
 EPOCH_RACES_MAX = 8
 """How often opening an epoch may be overtaken by another producer before it is an error."""
 SEQ_MAX = 2**53 - 1
@@ -349,6 +352,11 @@ class Machine(Generic[B]):
         self._progress = now
         if self.failure is not None:
             self._answered_late(batch, response)
+        elif response.status in (200, 204) and not OURS & response.headers.keys():
+            # A page of a proxy, for example: it must not pass for an acknowledgement.
+            strange = ProtocolError("the answer is not that of a durable-streams server")
+            strange.locate("POST", self._path, response.status, response.headers)
+            self._doom(strange, batch, maybe_stored=True)
         elif batch.closes and not batch.count and self._is_closed(response):
             self._settle(batch, response, duplicate=batch.transmissions > 1)
         elif response.status == 200:
@@ -498,14 +506,15 @@ class Machine(Generic[B]):
 
     def _answered_late(self, batch: B, response: Response) -> None:
         """The session has ended; what was still on its way is settled by its answer."""
+        is_ours = bool(OURS & response.headers.keys())
         repeated = response.status == 204 and batch.transmissions > 1
-        if response.status == 200 or (
-            repeated and response.headers.get("producer-match") != "false"
-        ):
+        matches = response.headers.get("producer-match") != "false"
+        if is_ours and (response.status == 200 or (repeated and matches)):
             self._settle(batch, response, duplicate=repeated)
         else:
             assert self.failure is not None
-            maybe_stored = response.status in REPEATED or self._ambiguous(batch, response)
+            unclear = response.status in REPEATED or (response.status < 300 and not is_ours)
+            maybe_stored = unclear or self._ambiguous(batch, response)
             self._unsettled.remove(batch)
             self._give_up(batch, self.failure, maybe_stored=maybe_stored)
         self._bury()
