@@ -281,13 +281,18 @@ async def test_a_purge_keeps_plans_exact_and_is_told_to_those_it_concerns(filled
     assert rows == ROWS - (ROWS - len(ALONE)) // STREAMS
     last = ROWS - STREAMS + 4
     assert plan.pruned == last
+    gone = (ROWS - len(ALONE)) // STREAMS
+    assert plan.pruned_rows == gone
+    assert (await planned(connection, ask(Selection(["many/5"])))).pruned_rows == gone
+    assert (await planned(connection, ask(Selection(["many/4"])))).pruned_rows == 0
     assert (await planned(connection, ask(Selection(["many/5"])))).pruned == last
     assert (await planned(connection, ask(Selection(["many/4"])))).pruned is None
     assert (await planned(connection, ask(Selection(), after=last))).pruned is None
     # Between two rows that are gone nothing is: the record is exact.
     between = ask(Selection(), after=14, until=23)
     assert (await planned(connection, between)).pruned is None
-    assert (await planned(connection, ask(Selection(), after=13, until=23))).pruned == 14
+    some = await planned(connection, ask(Selection(), after=13, until=23))
+    assert (some.pruned, some.pruned_rows) == (14, 1)
     connection.close()
 
 

@@ -248,6 +248,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     splits: list[Split]
     pruned: int | None = None
+    """The newest position of the range whose row is gone."""
+    pruned_rows: int = 0
+    """How many rows of the range are gone, markers included; an older server does not say."""
     at: PlanTime | None = None
 
 

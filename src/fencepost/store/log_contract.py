@@ -162,13 +162,14 @@ class Plan(NamedTuple):
     """Where a bounded read ends and how it splits.
 
     `at` is the newest position older than the asked time: everything after it is at that time or
-    later.
+    later. `pruned` is the newest position whose row is gone, and `pruned_rows` how many there are.
     """
 
     end: End
     splits: list[Split]
     head: int
     pruned: int | None
+    pruned_rows: int
     at: int | None
 
 

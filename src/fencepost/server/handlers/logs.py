@@ -427,6 +427,7 @@ def _plan_document(asked: PlanQuery, plan: Plan) -> dict[str, object]:
         "bytes": plan.end.weight.bytes,
         "splits": [_split_document(split) for split in plan.splits],
         "pruned": plan.pruned,
+        "pruned_rows": plan.pruned_rows,
     }
     if asked.at_ms is not None:
         document["at"] = {

@@ -80,6 +80,16 @@ def last_purged(connection: Connection, selection: Selection, low: int, high: in
     return newest
 
 
+def count_purged(connection: Connection, selection: Selection, low: int, high: int) -> int:
+    """How many positions from `low` to `high` were rows of this selection and are gone."""
+    return sum(
+        max(0, min(position + count - 1, high) - max(position, low) + 1)
+        for stream, path, first, last, runs in _records(connection, selection, low, high)
+        if first <= high and last >= low and selection.takes(stream, path)
+        for position, count in unpack_runs(runs)
+    )
+
+
 def _records(connection: Connection, selection: Selection, low: int, high: int) -> Iterator[Row]:
     if not selection.by_path:
         yield from connection.fetch("purges_between", {"low": low, "high": high})

@@ -28,7 +28,7 @@ from fencepost.protocol.logs import (
     up_to,
 )
 from fencepost.store.log_contract import BeyondHead, Plan, PlanQuery
-from fencepost.store.maintain.purge import last_purged
+from fencepost.store.maintain.purge import count_purged, last_purged
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
     STREAMS_MAX,
@@ -170,9 +170,11 @@ def _finish(
         )
         kept = up_to(stretches, end)
         splits = even_splits(kept, scale, after=query.after, end=end, parts=query.parts)
-        pruned = last_purged(connection, query.selection, query.after + 1, end.position)
+        low, high = query.after + 1, end.position
+        pruned = last_purged(connection, query.selection, low, high)
+        gone = 0 if pruned is None else count_purged(connection, query.selection, low, high)
         at = None if query.at_ms is None else before_time(connection, query.at_ms, head)
-    return Plan(end=end, splits=splits, head=head, pruned=pruned, at=at)
+    return Plan(end=end, splits=splits, head=head, pruned=pruned, pruned_rows=gone, at=at)
 
 
 class Scale:
