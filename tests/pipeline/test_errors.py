@@ -171,4 +171,5 @@ def test_a_session_that_has_the_format_is_not_given_it_again(spark: SparkSession
         register(theirs)
         register(theirs)
 
-    assert len(registered) == 1
+    # None if Spark has found the format by itself.
+    assert len(registered) <= 1

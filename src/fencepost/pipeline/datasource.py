@@ -38,11 +38,11 @@ class FencepostDataSource(DataSource):
 
     @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read, with filters pushed down to the server."""
-        from fencepost.pipeline.source.batch import FilteringReader
+        """A batch read."""
+        from fencepost.pipeline.source.batch import Reader
         from fencepost.pipeline.source.options import source_options
 
-        return FilteringReader(source_options(self.options, schema, streaming=False))
+        return Reader(source_options(self.options, schema, streaming=False))
 
     @without_traceback
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

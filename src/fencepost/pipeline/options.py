@@ -177,11 +177,10 @@ STREAMS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Streams by their paths, or by a pattern; `nothing` when filters contradict each other."""
+    """Streams by their paths, or by a pattern."""
 
     streams: tuple[str, ...] = ()
     match: str | None = None
-    nothing: bool = False
 
     def asked(self) -> dict[str, Any]:
         """The arguments of the client's calls."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from fencepost.client.errors import BadRequestError
 from fencepost.client.results import Split
@@ -21,7 +21,6 @@ from fencepost.client.sync import Client
 from fencepost.pipeline.connection import access_explained, check_readable, say_if_away
 from fencepost.pipeline.errors import OptionError, rows_without_traceback, without_traceback
 from fencepost.pipeline.options import Selection
-from fencepost.pipeline.source.filters import Narrowing, narrowed
 from fencepost.pipeline.source.options import Bound, SourceOptions
 from fencepost.pipeline.source.reader import (
     Range,
@@ -46,23 +45,23 @@ class RangePartition(InputPartition):
 
 
 class Reader(DataSourceReader):
-    """A batch read without filter pushdown: Spark alone applies the filters."""
+    """A batch read. It takes no filters, although Spark would push them down.
+
+    Spark 4.3 keeps what a reader planned with a filter, and gives it to every other use of the same
+    DataFrame: a count of all rows after a count of some was the count of some.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._narrowing = Narrowing(options.selection)
 
     @without_traceback
     def partitions(self) -> list[InputPartition]:
         """The tasks of the read; none when there is nothing to read."""
-        selection = self._narrowing.selection
-        if selection.nothing:
-            return []
+        selection = self._options.selection
         say_if_away(self._options.connection)
         with self._options.connection.client() as client, access_explained():
-            check_readable(client, self._options.selection)
-            asked = self._range(client)
-            planned = plan_partitions(client, self._options, selection, asked)
+            check_readable(client, selection)
+            planned = plan_partitions(client, self._options, selection, self._range(client))
         if planned.pruned is not None:
             log.warning("%s", skipped(selection, planned.pruned))
         return planned.partitions
@@ -74,7 +73,7 @@ class Reader(DataSourceReader):
         if not isinstance(partition, RangePartition):
             return iter(())
         asked = Range(partition.after, partition.until)
-        return read_range(self._options, self._narrowing.selection, asked)
+        return read_range(self._options, self._options.selection, asked)
 
     def _range(self, client: Client) -> Range:
         head = client.plan(until=0).head
@@ -87,28 +86,7 @@ class Reader(DataSourceReader):
             raise OptionError(
                 f"endingPosition is {end.position}, but the server's log ends at {head}"
             )
-        after = max(resolve(client, start, head), *self._after(client))
-        until = min(resolve(client, end, head), *self._until(client, head))
-        return Range(after, until)
-
-    def _after(self, client: Client) -> Iterator[int]:
-        yield self._narrowing.after
-        if self._narrowing.from_ms is not None:
-            yield position_at(client, self._narrowing.from_ms)
-
-    def _until(self, client: Client, head: int) -> Iterator[int]:
-        yield head if self._narrowing.until is None else self._narrowing.until
-        if self._narrowing.before_ms is not None:
-            yield position_at(client, self._narrowing.before_ms)
-
-
-class FilteringReader(Reader):
-    """A batch read that lets the server skip what filters on stream, position and time exclude."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Narrow the read. Spark still checks every row, so that narrowing may be generous."""
-        self._narrowing = narrowed(self._narrowing, filters)
-        return filters
+        return Range(resolve(client, start, head), resolve(client, end, head))
 
 
 def resolve(client: Client, bound: Bound, head: int) -> int:
@@ -126,10 +104,11 @@ def position_at(client: Client, timestamp_ms: int) -> int:
 
 
 class Planned(NamedTuple):
-    """The tasks for a range, and the newest position in it whose row is gone."""
+    """The tasks for a range, the newest position in it whose row is gone, and how many are."""
 
     partitions: list[InputPartition]
     pruned: int | None
+    pruned_rows: int
 
 
 def plan_partitions(
@@ -137,7 +116,7 @@ def plan_partitions(
 ) -> Planned:
     """The tasks for a range, none without rows."""
     if asked.until <= asked.after:
-        return Planned([], None)
+        return Planned([], None, 0)
     parts = parts_to_ask(asked.until - asked.after, options.partitions_min)
     try:
         plan = client.plan(after=asked.after, until=asked.until, parts=parts, **selection.asked())
@@ -155,7 +134,8 @@ def plan_partitions(
         splits = client.plan(
             after=asked.after, until=asked.until, parts=wanted, **selection.asked()
         ).splits
-    return Planned([RangePartition(*one) for one in joined(splits, wanted)], plan.pruned)
+    partitions: list[InputPartition] = [RangePartition(*one) for one in joined(splits, wanted)]
+    return Planned(partitions, plan.pruned, plan.pruned_rows)
 
 
 ROW_BYTES = 100
