@@ -396,6 +396,16 @@ def test_bad_settings_of_a_mesh_are_refused(
     assert code(http.put("/v1/mesh/bad", json=settings)) == (400, expected)
 
 
+def test_the_metrics_forget_a_mesh_that_is_gone(http: httpx.Client, shop: Shop) -> None:
+    """A client that makes and deletes meshes does not crowd out those of others."""
+    shop.send()
+    before = http.get("/metrics").text
+    assert http.delete(shop.root).status_code == 204
+
+    assert f'{{mesh="{shop.name}"}}' in before
+    assert f'{{mesh="{shop.name}"}}' not in http.get("/metrics").text
+
+
 def test_bad_names_are_refused(http: httpx.Client, shop: Shop) -> None:
     assert code(http.put("/v1/mesh/a%20b")) == (400, "mesh_name_invalid")
     assert code(http.put(f"{shop.root}/members/{'x' * 65}")) == (400, "mesh_name_invalid")

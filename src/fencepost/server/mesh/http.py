@@ -128,6 +128,7 @@ class Meshes:
             is_last = len(paths) < PIECE_STREAMS
             outcome = await self._ask(DropMesh(name, paths, is_last))
             if is_last:
+                self.sending.forget(name)
                 return _gone()
         return refusal(name, None, outcome)
 

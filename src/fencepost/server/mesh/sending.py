@@ -174,6 +174,10 @@ class Sending:
             mesh = "others"
         return self.counted.setdefault(mesh, Counted())
 
+    def forget(self, mesh: str) -> None:
+        """A mesh is gone: its counts make room for those of another."""
+        self.counted.pop(mesh, None)
+
 
 def _failed(outcome: Failed | Unknown) -> SendAnswer:
     return _as_answer(rendering.failed(outcome))
