@@ -118,6 +118,41 @@ def test_while_the_database_is_frozen_every_request_is_answered_503_and_none_han
         assert ask(server.port, "GET", ROOT + "s").body == b"kept!", "nothing was stored means it"
 
 
+def test_a_decision_that_waits_for_a_locked_table_does_not_hold_up_the_server(
+    database: PostgresServer,
+) -> None:
+    url = database.new_database()
+    soon = {"FENCEPOST_STORE_LOOKUP_WAIT_MS": "300"}
+    with (
+        ServerProcess(store=url, environment=soon) as server,
+        Connection(server.port) as writer,
+        Connection(server.port) as probe,
+        psycopg.connect(url) as holding,
+    ):
+        opened = request("POST", "/v1/writers/w", body=b'{"query": "q"}')
+        holding.execute("LOCK TABLE writers IN ACCESS EXCLUSIVE MODE")
+        writer.send(opened)
+        until(lambda: waiting_for_table(url) == 1, "the decision waits for the table")
+        probe.socket.settimeout(5)  # half of turn_wait_ms, for which it stood still before
+        alive = probe.ask("GET", "/healthz")
+        refused = writer.reply("POST")
+        holding.rollback()
+        writer.send(opened)
+        stored = writer.reply("POST")
+
+    assert alive.status == 200
+    assert (refused.status, code_of(refused)) == (503, "storage_unavailable")
+    assert stored.status == 200
+
+
+def waiting_for_table(url: str) -> int:
+    with psycopg.connect(url) as looking:
+        [row] = looking.execute(
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'writers'::regclass"
+        ).fetchall()
+    return int(row[0])
+
+
 async def test_a_freeze_under_load_loses_nothing_and_doubles_nothing(
     database: PostgresServer,
 ) -> None:

@@ -101,6 +101,9 @@ class PostgresSettings(StoreSettings):
     """How long the database lets a node that has stopped answering keep its turn."""
     read_timeout_ms: int = 30_000
     """How long one question of a reader may take."""
+    lookup_wait_ms: int = 3_000
+    """How long one question of a decision may take, for which the server stands still; beyond it
+    the requests of the turn are told that the store is away."""
     turn_requests_max: int = 1_000
     """Requests that are decided in one turn."""
     turn_bytes_max: int = 8 << 20

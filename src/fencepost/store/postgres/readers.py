@@ -89,7 +89,8 @@ class Lookups:
     """What the ledger asks while a request is being decided, beside the connection of the turn.
 
     No other node can write then, so what is committed is all there is. The error of a connection
-    that was lost undoes the turn, and the next question makes another connection.
+    that was lost undoes the turn, and the next question makes another connection. The event loop
+    stands still for an answer, so it waits for one no longer than `lookup_wait_ms`.
     """
 
     def __init__(self, connect: Callable[[], PostgresConnection]) -> None:

@@ -83,7 +83,7 @@ class PostgresStore(WriteFront):
         self._listeners: list[Listener] = []
         self._reshaped: Counter[str] = Counter()
         self._background: list[asyncio.Task[None]] = []
-        self.lookups = Lookups(partial(connect, settings))
+        self.lookups = Lookups(partial(connect, settings, wait_ms_max=settings.lookup_wait_ms))
         """The connection for what a decision has to look up, on the event loop."""
         self.readers = PostgresReaders(
             partial(connect, settings, readonly=True), threads=settings.reader_threads

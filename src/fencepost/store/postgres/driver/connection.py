@@ -100,8 +100,12 @@ class SilentError(psycopg.OperationalError):
     """The database has not answered in the time that it was given: it may come back."""
 
 
-def connect(settings: PostgresSettings, *, readonly: bool = False) -> PostgresConnection:
+def connect(
+    settings: PostgresSettings, *, readonly: bool = False, wait_ms_max: int | None = None
+) -> PostgresConnection:
     """A connection with our settings; one that writes only to a server that keeps commits.
+
+    With `wait_ms_max` no answer is waited for longer, nor a lock.
 
     Raises an error of psycopg, for `is_away` to look at, or one whose text says what to change.
     """
@@ -112,7 +116,12 @@ def connect(settings: PostgresSettings, *, readonly: bool = False) -> PostgresCo
         **OPTIONS,
         connect_timeout=settings.connect_timeout_s,
     )
+    lock_timeout_ms, statement_timeout_ms = settings.turn_wait_ms, settings.read_timeout_ms
     raw.silence_s_max = settings.silence_s_max
+    if wait_ms_max is not None:
+        lock_timeout_ms = statement_timeout_ms = wait_ms_max
+        # The database says first that it takes too long, if it says anything.
+        raw.silence_s_max = wait_ms_max / 1000 + 5 * INTERVAL_S
     try:
         adapt(raw)
         row = raw.execute(SERVER, prepare=False).fetchone()
@@ -120,8 +129,8 @@ def connect(settings: PostgresSettings, *, readonly: bool = False) -> PostgresCo
         judge(row, writes=not readonly)
         text, values = session(
             synchronous_commit=row[-1],
-            lock_timeout_ms=settings.turn_wait_ms,
-            statement_timeout_ms=settings.read_timeout_ms,
+            lock_timeout_ms=lock_timeout_ms,
+            statement_timeout_ms=statement_timeout_ms,
             idle_in_transaction_timeout_ms=settings.turn_idle_ms,
         )
         raw.execute(text, values, prepare=False)
