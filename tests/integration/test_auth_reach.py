@@ -486,3 +486,28 @@ def test_pages_of_keys_are_full_whatever_others_store(here: Place) -> None:
 
         assert sizes[:2] == [2, 2], name
         assert all(size == 2 for size in sizes[:-1]), name
+
+
+def test_lists_of_meshes_tell_nothing_of_what_may_not_be_read(empty_store: Path | str) -> None:
+    """Neither by where a page ends, nor by whether the mesh exists."""
+    own = principal("own", ("__mesh/mine", ALL), ("__mesh/mine/**", ALL))
+    with place(empty_store, ROOT, own) as here:
+        root, view = here("root").client, here("own").client
+        for mesh in ("hidden", "mine", "secret"):
+            assert root.put(f"/v1/mesh/{mesh}").status_code == 201
+            for noun in ("members", "queues", "topics"):
+                assert root.put(f"/v1/mesh/{mesh}/{noun}/ann").status_code == 201
+                assert root.put(f"/v1/mesh/{mesh}/{noun}/bea").status_code == 201
+
+        meshes = view.get("/v1/mesh?limit=1").json()
+        assert [mesh["mesh"] for mesh in meshes["meshes"]] == ["mine"]
+        assert meshes["next"] is None
+        for noun in ("members", "queues", "topics"):
+            empty: dict[str, Any] = {noun: [], "next": None}
+            assert view.get(f"/v1/mesh/secret/{noun}?limit=1").json() == empty
+            assert view.get(f"/v1/mesh/missing/{noun}?limit=1").json() == empty
+            first = view.get(f"/v1/mesh/mine/{noun}?limit=1").json()
+            assert (len(first[noun]), first["next"]) == (1, "ann")
+            second = view.get(f"/v1/mesh/mine/{noun}?limit=1&after=ann").json()
+            assert (len(second[noun]), second["next"]) == (1, None)
+            assert root.get(f"/v1/mesh/missing/{noun}").status_code == 404

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fencepost.clock import Clock
 from fencepost.http.messages import Answer, Request, Response
@@ -66,6 +66,8 @@ Respond = Callable[[Answer], None]
 
 PIECE_STREAMS = 500
 """Streams of a mesh that are deleted in one commit."""
+SCAN_ROWS = 500
+"""Rows of a list that are read at once."""
 
 
 class Meshes:
@@ -97,9 +99,12 @@ class Meshes:
     async def list(self, request: Request) -> Answer:
         parameters = Parameters(request, once=("after", "limit"), repeatable=())
         limit = list_limit(parameters, self._limits)
-        page = await self._reads.meshes(_after(parameters), limit)
-        following = page[-1].name if len(page) == limit else None
-        shown = [m for m in page if _may_read(request, f"{ROOT}/{m.name}")]
+        shown, following = await _readable(
+            self._reads.meshes,
+            lambda mesh: _may_read(request, f"{ROOT}/{mesh.name}"),
+            _after(parameters),
+            limit,
+        )
         return json_answer({"meshes": [answers.shown_mesh(m) for m in shown], "next": following})
 
     async def put(self, request: Request, raw: bytes) -> Answer:
@@ -138,16 +143,18 @@ class Meshes:
         mesh = self._name("mesh", request, raw)
         parameters = Parameters(request, once=("after", "limit"), repeatable=())
         limit = list_limit(parameters, self._limits)
-        if await self._reads.find(mesh) is None:
+        is_there = await self._reads.find(mesh) is not None
+        if not is_there and _may_read(request, f"{ROOT}/{mesh}"):
             return answers.mesh_missing(mesh)
-        page = await self._reads.names(mesh, kind, _after(parameters), limit)
-        following = page[-1].name if len(page) == limit else None
-        shown = [
-            answers.shown_name(mesh, kind, row.name, row.created_ms)
-            for row in page
-            if _may_read(request, destination_path(mesh, kind, row.name))
-        ]
-        return json_answer({f"{NOUNS[kind]}s": shown, "next": following})
+        # Others are shown what they would be if it were there and held nothing for them.
+        shown, following = await _readable(
+            partial(self._reads.names, mesh, kind),
+            lambda row: _may_read(request, destination_path(mesh, kind, row.name)),
+            _after(parameters),
+            limit,
+        )
+        listed = [answers.shown_name(mesh, kind, row.name, row.created_ms) for row in shown]
+        return json_answer({f"{NOUNS[kind]}s": listed, "next": following})
 
     async def put_name(
         self, request: Request, raw_mesh: bytes, raw_name: bytes, *, kind: Kind
@@ -449,6 +456,37 @@ def _header_id(request: Request) -> str | None:
 
 def _shown_finding(finding: Finding) -> dict[str, object]:
     return {"code": finding.code, "detail": finding.detail}
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Named)
+
+
+async def _readable(
+    read: Callable[[str, int], Awaitable[Sequence[T]]],
+    may_read: Callable[[T], bool],
+    after: str,
+    limit: int,
+) -> tuple[list[T], str | None]:
+    """A page of what may be read, and behind which name of it the next one begins.
+
+    No page tells of rows that may not be read, neither by its size nor by where it ends.
+    """
+    shown: list[T] = []
+    while len(shown) <= limit:
+        rows_max = max(limit + 1, SCAN_ROWS)
+        page = await read(after, rows_max)
+        shown += filter(may_read, page)
+        if len(page) < rows_max:
+            break
+        after = page[-1].name
+    more = len(shown) > limit
+    shown = shown[:limit]
+    return shown, shown[-1].name if more else None
 
 
 def _after(parameters: Parameters) -> str:
