@@ -92,8 +92,8 @@ class Request(msgspec.Struct, frozen=True):
     """Whether the target is a path of the server itself, not one below the prefix."""
     live: bool = False
     """Whether the server may let it wait for news: then the longer timeout counts."""
-    answer_bytes_max: int = RESPONSE_BYTES_MAX
-    """A longer answer is refused before it is held, whatever the server may be."""
+    answer_bytes_max: int | None = None
+    """A longer answer is refused before it is held; None: as for every answer."""
 
 
 class Response(msgspec.Struct):
@@ -245,9 +245,12 @@ class ResponseParser:
         """Whether the server will close the connection after the last response."""
         self.without_body = False
         """Set it for a HEAD: its response ends with its headers, whatever they say."""
-        self.bytes_max = RESPONSE_BYTES_MAX
-        """Set it for a request whose answer is short: a longer one is an error."""
+        self.limit(None)
         self._fresh()
+
+    def limit(self, bytes_max: int | None) -> None:
+        """Refuse a body that is longer than this; None: than any answer may be."""
+        self._bytes_max = RESPONSE_BYTES_MAX if bytes_max is None else bytes_max
 
     def _fresh(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -332,9 +335,9 @@ class ResponseParser:
     def on_body(self, body: bytes) -> None:
         self._moved = True
         if self._encoding is not None:
-            body = self._encoding.decode(body, self.bytes_max + 1 - self._size)
+            body = self._encoding.decode(body, self._bytes_max + 1 - self._size)
         self._size += len(body)
-        if self._size > self.bytes_max:
+        if self._size > self._bytes_max:
             raise ProtocolError("the server's answer is too large to hold")
         if not self.pieces or len(body) >= SMALL_BYTES:
             self.pieces.append(body)

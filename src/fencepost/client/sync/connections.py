@@ -160,7 +160,7 @@ class Connection:
 
     def _send(self, request: Request) -> None:
         self._parser.without_body = request.method == "HEAD"
-        self._parser.bytes_max = request.answer_bytes_max
+        self._parser.limit(request.answer_bytes_max)
         # A reader that waits for news may be silent for long; the kernel still notices a dead peer.
         self._seconds = self._timeouts.live if request.live else self._timeouts.answer
         self._ends_ms = self._clock.monotonic_ms() + self._seconds * 1000
