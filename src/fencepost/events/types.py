@@ -130,6 +130,11 @@ def invariant(holds: Callable[..., Any], reason: str) -> Callable[[FunctionT], F
     """
 
     def note(function: FunctionT) -> FunctionT:
+        if isinstance(function, Action):
+            raise DefinitionError(
+                f"the @invariant of {function.name} stands above @action, where it would not be "
+                "checked: put it between @action and the method"
+            )
         found: list[_Invariant] = getattr(function, "__invariants__", [])
         function.__invariants__ = [_Invariant(holds, reason), *found]  # type: ignore[attr-defined]
         return function
@@ -141,9 +146,12 @@ class Action(Generic[EntityT, P, R]):
     """A decision that an entity can make. `Order.place` names it; `order.place(...)` tries it."""
 
     def __init__(self, function: Callable[Concatenate[EntityT, P], R]) -> None:
+        _require_plain(function, "an action")
         self._function = function
         self._signature = inspect.signature(function)
         self._invariants: Sequence[_Invariant] = getattr(function, "__invariants__", ())
+        for rule in self._invariants:
+            _require_arguments(rule, function)
         self._types: dict[str, Any] | None = None
         self.name: str = function.__name__
         self.entity: type[Entity] = Entity
@@ -171,6 +179,7 @@ class Action(Generic[EntityT, P, R]):
         def bound(*arguments: P.args, **named: P.kwargs) -> R:
             return self._function(instance, *arguments, **named)
 
+        bound.__qualname__ = f"the {self.name} of one {owner.__name__}"
         return bound
 
     def decide(
@@ -218,6 +227,7 @@ def action(function: Callable[Concatenate[EntityT, P], R]) -> Action[EntityT, P,
 
 def applies(function: FunctionT) -> FunctionT:
     """Make a method the fold of the event that its parameter is annotated with."""
+    _require_plain(function, "a fold")
     function.__applies__ = True  # type: ignore[attr-defined]
     return function
 
@@ -261,13 +271,15 @@ class EntityKind:
         return self._folds
 
     def events(self) -> list[type[Event]]:
-        """The events that its methods name."""
+        """The events that its methods name; raises `DefinitionError` for one that cannot be."""
+        self._check_forgotten()
         named = [kind for kind, _fold in self._applied()]
         for found in self.actions.values():
             named += found.emits()
         return list(dict.fromkeys(named))
 
     def _applied(self) -> Iterable[tuple[type[Event], Fold]]:
+        seen: dict[type[Event], Fold] = {}
         for fold in self._applying:
             parameters = list(inspect.signature(fold).parameters)
             kinds = event_classes(types_of(fold).get(parameters[1])) if len(parameters) == 2 else []
@@ -277,7 +289,28 @@ class EntityKind:
                     "the class of one"
                 )
             for kind in kinds:
+                other = seen.setdefault(kind, fold)
+                if other is not fold:
+                    raise DefinitionError(
+                        f"{self.name}.{other.__name__} and {self.name}.{fold.__name__} both apply "
+                        f"{kind.__name__}: one method applies an event"
+                    )
                 yield kind, fold
+
+    def _check_forgotten(self) -> None:
+        """A method that turns an event into a state and is no fold was meant to be one."""
+        for name, found in vars(self.cls).items():
+            if not inspect.isfunction(found) or getattr(found, "__applies__", False):
+                continue
+            parameters = list(inspect.signature(found).parameters)
+            returned = inspect.get_annotations(found).get("return")
+            is_state = returned is Self or returned in ("Self", self.name) or returned is self.cls
+            if (
+                is_state
+                and len(parameters) == 2
+                and event_classes(types_of(found).get(parameters[1]))
+            ):
+                raise DefinitionError(f"{self.name}.{name} takes an event: put @applies above it")
 
     def apply(self, state: EntityT, event: Event) -> EntityT:
         """The state after an event; an event without an `@applies` method changes nothing."""
@@ -329,11 +362,31 @@ class Entity:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
+def _require_plain(function: Callable[..., Any], what: str) -> None:
+    """Actions and folds read what they are given, and wait for nothing."""
+    if inspect.iscoroutinefunction(function):
+        raise DefinitionError(f"{function.__name__} is async: {what} is a plain method")
+
+
+def _require_arguments(rule: _Invariant, function: Callable[..., Any]) -> None:
+    """Raise `DefinitionError` if an action has fewer arguments than its invariant takes."""
+    given = dict.fromkeys(list(inspect.signature(function).parameters)[1:])
+    try:
+        taken = _taken(rule.holds, given)
+        inspect.signature(rule.holds).bind(None, *taken)
+    except TypeError:
+        raise DefinitionError(
+            f"the @invariant {rule.reason!r} of {function.__name__} takes other arguments than "
+            "the state and those of the action"
+        ) from None
+
+
 def events_of(emitted: Any, action: str) -> list[Event]:
     """What an action returned, as a list."""
     if emitted is None:
         return []
-    found = [emitted] if isinstance(emitted, Event) else list(emitted)
+    many = isinstance(emitted, Iterable) and not isinstance(emitted, str)
+    found = list(emitted) if many else [emitted]
     for event in found:
         if not isinstance(event, Event):
             raise DefinitionError(f"{action} returned {type(event).__name__}, which is no event")
@@ -344,7 +397,7 @@ def require_action(found: Any) -> None:
     """Raise `DefinitionError` for what is no action of an entity."""
     if not isinstance(found, Action):
         name = getattr(found, "__qualname__", repr(found))
-        raise DefinitionError(f"{name} is no @action of an entity, such as Order.place")
+        raise DefinitionError(f"{name} is no @action of an entity's class, such as Order.place")
 
 
 def require_entity(found: Any) -> None:

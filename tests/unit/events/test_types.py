@@ -8,6 +8,7 @@ import pytest
 
 from fencepost.events import (
     ActionInvalidError,
+    App,
     DefinitionError,
     Entity,
     Event,
@@ -17,6 +18,7 @@ from fencepost.events import (
     invariant,
     upcasts,
 )
+from fencepost.events.types import require_action
 from tests.unit.events.shop import Order, Placed, Reserved, Stock
 
 
@@ -167,3 +169,88 @@ def test_an_action_that_returns_no_event_is_named() -> None:
 def test_an_upcaster_is_for_an_older_schema() -> None:
     with pytest.raises(DefinitionError, match="upcaster"):
         upcasts(Placed, 1)
+
+
+def test_a_bound_method_is_told_from_the_action_of_the_class() -> None:
+    with pytest.raises(DefinitionError, match=r"the place of one Order is no @action"):
+        require_action(Order().place)
+
+
+def test_an_invariant_above_its_action_is_refused_because_it_would_not_be_checked() -> None:
+    with pytest.raises(DefinitionError, match="stands above @action"):
+
+        class Unchecked(Entity, stream="unchecked/{id}"):
+            @invariant(lambda _: False, "never")  # type: ignore[type-var]
+            @action
+            def act(self) -> Placed:
+                return Placed(sku="tea", quantity=1)
+
+
+def test_an_invariant_that_takes_more_than_its_action_has_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="'enough' of act takes other arguments"):
+
+        class Narrow(Entity, stream="narrow/{id}"):
+            @action
+            @invariant(lambda _, quantity, price: quantity * price > 0, "enough")
+            def act(self, quantity: int) -> None:
+                return None
+
+
+def test_an_event_has_one_fold() -> None:
+    class Doubled(Entity, stream="doubled/{id}"):
+        @applies
+        def one(self, event: Placed) -> Self:
+            return self
+
+        @applies
+        def other(self, event: Placed | Reserved) -> Self:
+            return self
+
+    with pytest.raises(DefinitionError, match=r"Doubled\.one and Doubled\.other both apply Placed"):
+        Doubled.__entity__.events()
+
+
+def test_a_subclass_may_fold_an_event_in_its_own_way() -> None:
+    class Counted(Order, stream="counted/{id}"):
+        @applies
+        def placed(self, event: Placed) -> Self:
+            return self.replace(placed_count=self.placed_count + event.quantity)
+
+    after = Counted.__entity__.apply(Counted(), Placed(sku="tea", quantity=3))
+
+    assert after.placed_count == 3
+
+
+def test_a_fold_whose_decorator_was_forgotten_is_named() -> None:
+    class Forgotten(Entity, stream="forgotten/{id}"):
+        def placed(self, event: Placed) -> Self:
+            return self
+
+        def fits(self, event: Placed) -> bool:
+            return True
+
+    with pytest.raises(DefinitionError, match=r"Forgotten\.placed takes an event: put @applies"):
+        App("any", entities=[Forgotten])
+
+
+def test_actions_and_folds_are_plain_methods() -> None:
+    async def act(self: Order) -> Placed:
+        return Placed(sku="tea", quantity=1)
+
+    async def fold(self: Order, event: Placed) -> Order:
+        return self
+
+    with pytest.raises(DefinitionError, match="act is async: an action is a plain method"):
+        action(act)
+    with pytest.raises(DefinitionError, match="fold is async: a fold is a plain method"):
+        applies(fold)
+
+
+def test_an_action_that_returns_a_text_is_told_so() -> None:
+    class Odd(Entity, stream="odd/{id}"):
+        @action
+        def act(self) -> str:
+            return "placed"
+
+    with pytest.raises(DefinitionError, match="act returned str, which is no event"):
+        Odd.act.decide(Odd(), "odd/1", (), {})
