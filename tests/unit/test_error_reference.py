@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "src" / "fencepost" / package for package in ("http", "server")]
-SENDS = [
+RULES = [
     ROOT / "src" / "fencepost" / "protocol" / f"{module}.py"
-    for module in ("envelopes", "fingerprints", "sends")
+    for module in ("envelopes", "fingerprints", "paths", "sends")
 ]
 """Rules whose outcomes carry the code of the problem themselves."""
 REFERENCE = ROOT / "docs" / "reference" / "errors.md"
@@ -44,7 +44,7 @@ class Maker(NamedTuple):
 
 def trees() -> Iterator[ast.Module]:
     files = [file for source in SOURCES for file in sorted(source.rglob("*.py"))]
-    for file in (*files, *SENDS):
+    for file in (*files, *RULES):
         yield ast.parse(file.read_text())
 
 
@@ -68,11 +68,15 @@ def _note(found: dict[str, Maker], name: str, node: Definition) -> None:
         found[name] = Maker(names, node)
 
 
-OUTCOMES = {"Unsendable": (["code", "detail"], 400), "SendAnswer": (["status", "code"], None)}
-"""Outcomes of sends: the fields that a call gives, and the status if the outcome does not say."""
+OUTCOMES = {
+    "PathRefused": (["code", "detail"], 400),
+    "SendAnswer": (["status", "code"], None),
+    "Unsendable": (["code", "detail"], 400),
+}
+"""Outcomes of rules: the fields that a call gives, and the status if the outcome does not say."""
 
 
-def codes_of_sends() -> dict[str, set[int]]:
+def codes_of_rules() -> dict[str, set[int]]:
     found: dict[str, set[int]] = defaultdict(set)
     for tree in trees():
         for node in ast.walk(tree):
@@ -122,7 +126,7 @@ def codes_of_the_source() -> dict[str, set[int]]:
             if isinstance(code, str) and (isinstance(status, int) or _looks_like_a_code(code)):
                 given = {status} if isinstance(status, int) else statuses(called, known)
                 found[code.lower()] |= given
-    for code, given in codes_of_sends().items():
+    for code, given in codes_of_rules().items():
         found[code] |= given
     return found
 
