@@ -17,13 +17,13 @@ from tools.imports import SRC, cycles, importers, product_graph, source_files
 from tools.repeats import is_generated, repeats
 
 NEW_PARTS = (
-    r"fencepost\.(events|outbox|pipeline\.reactions|server\.(groups|mesh)"
+    r"fencepost\.(events|outbox|pipeline\.(audit\.(leases|sends)|reactions|rebuilds)|server\.(groups|mesh)"
     r"|http\.(bodies|request_ids|upgrade|websocket\w*)"
-    r"|cli\.(events|groups|log|meshes|outbox\w*|subscriptions|tokens)"
+    r"|cli\.(demo_shop|events|groups|log|meshes|outbox\w*|pipeline_apps|subscriptions|tokens)"
     r"|client\.(group_worker|groups|meshes|proxies|signatures|subscriptions|webhook_app"
     r"|(aio|sync)\.(groups|meshes|sessions|subscriptions|webhooks))"
     r"|protocol\.(acks|books|envelopes|features|fingerprints|group_operations|groups|leases"
-    r"|log_filters|meshes|sends|sessions|shares|strict_json|timing)"
+    r"|log_filters|meshes|paths|sends|sessions|shares|strict_json|timing)"
     r"|server\.(asgi_websocket|handlers\.tokens|lease_tokens|origins)"
     r"|store\.(group_contract|mesh_contract|check\.(groups|meshes)|postgres\.(books|groups)"
     r"|read\.(group_events|groups|log_events|meshes|scans)"

@@ -41,7 +41,7 @@ from fencepost.protocol.grants import (
 from fencepost.protocol.logs import Part, Selection
 from fencepost.protocol.shares import CONNECTIONS, limit_of
 from fencepost.server.auth import Auth
-from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError, bad, text_header
+from fencepost.server.handlers.fields import STREAM_ROOT, RefusedError, bad, text_header
 from fencepost.server.handlers.waiting import Tally
 
 REASON_BYTES_MAX = 256

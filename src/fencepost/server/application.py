@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable
 from fencepost.http.front import close_chunks
 from fencepost.http.messages import Answer, Cancellable, Request, Response, StreamingResponse
 from fencepost.server.access import Gate
-from fencepost.server.handlers.parsing import RefusedError
+from fencepost.server.handlers.fields import RefusedError
 from fencepost.server.handlers.rendering import BROWSER, refused, with_fields
 from fencepost.server.origins import Origins
 from fencepost.server.routes import Direct, Handlers, Respond, Route, Table, routes

@@ -23,7 +23,7 @@ from fencepost.protocol.grants import AUDIT
 from fencepost.protocol.rates import Bucket, Rate, Wait, take
 from fencepost.protocol.streams import JSON
 from fencepost.server.auth import AuthConfigError
-from fencepost.server.handlers.parsing import rfc3339
+from fencepost.server.handlers.fields import rfc3339
 from fencepost.store.contract import Store
 
 PRINCIPALS_MAX = 1024

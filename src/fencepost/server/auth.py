@@ -36,7 +36,7 @@ from fencepost.protocol.grants import (
     Raising,
 )
 from fencepost.protocol.rates import Pace, Rate
-from fencepost.server.handlers.parsing import RefusedError, bad
+from fencepost.server.handlers.fields import RefusedError, bad
 from fencepost.server.settings import (
     AuthSettings,
     GrantSettings,

@@ -17,7 +17,7 @@ import re
 from urllib.parse import parse_qsl
 
 from fencepost.http.messages import Request
-from fencepost.server.handlers.parsing import STREAM_ROOT, RefusedError
+from fencepost.server.handlers.fields import STREAM_ROOT, RefusedError
 
 LOCALHOST = "localhost"
 """Stands in the settings for every origin on the machine of the browser."""

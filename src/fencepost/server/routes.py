@@ -18,10 +18,10 @@ from fencepost.http.messages import Answer, Request
 from fencepost.protocol.fingerprints import Kind
 from fencepost.server.groups.http import Groups
 from fencepost.server.handlers.commits import Commits
+from fencepost.server.handlers.fields import STREAM_ROOT
 from fencepost.server.handlers.lists import Lists
 from fencepost.server.handlers.logs import Logs
 from fencepost.server.handlers.operations import Operations
-from fencepost.server.handlers.parsing import STREAM_ROOT
 from fencepost.server.handlers.staging import Staging
 from fencepost.server.handlers.streams import Streams
 from fencepost.server.handlers.tokens import Tokens

@@ -25,8 +25,9 @@ from fencepost.protocol.groups import (
 )
 from fencepost.protocol.leases import Claim, Correlated, LeaseRef
 from fencepost.protocol.limits import Limits
-from fencepost.server.handlers import parsing
-from fencepost.server.handlers.parsing import RefusedError, bad, check_path, lease_of
+from fencepost.server.handlers import fields
+from fencepost.server.handlers.fields import RefusedError, bad, check_path
+from fencepost.server.handlers.parsing import lease_of
 from fencepost.server.handlers.rendering import with_fields
 from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.store.group_contract import Operate, Operation, ParkEvents
@@ -339,7 +340,7 @@ def _refuse_nul() -> NoReturn:
 
 def replay_result(position: int, error: str | None, limits: GroupLimits) -> ReplayResult:
     """How a replayed event ended, as a request says it."""
-    if not 0 <= position <= parsing.INTEGER_MAX:
+    if not 0 <= position <= fields.INTEGER_MAX:
         raise bad("ack_invalid", "the position of a replayed event is an integer from 0 to 2^53-1")
     return ReplayResult(position, None if error is None else error_text(error, limits))
 

@@ -33,7 +33,7 @@ from fencepost.server.groups.feed import Feed
 from fencepost.server.groups.gauges import Gauges
 from fencepost.server.groups.working import Working
 from fencepost.server.handlers import parsing
-from fencepost.server.handlers.parsing import bad
+from fencepost.server.handlers.fields import bad
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK
 from fencepost.server.handlers.waiting import WaiterLimit

@@ -65,8 +65,8 @@ from fencepost.protocol.writers import (
 from fencepost.server import access
 from fencepost.server.groups.bodies import LeaseBody, ack_of, limit_exceeded
 from fencepost.server.groups.working import Working
-from fencepost.server.handlers import parsing, rendering, writers
-from fencepost.server.handlers.parsing import RefusedError, bad, decoded, rfc3339
+from fencepost.server.handlers import fields, parsing, rendering, writers
+from fencepost.server.handlers.fields import RefusedError, bad, decoded, rfc3339
 from fencepost.server.handlers.rendering import (
     BROWSER_BLOCK,
     lease_refused,
@@ -251,7 +251,7 @@ class Commits:
         mark: bytes,
         named: Named | None = None,
     ) -> Commit:
-        key = parsing.text_header(request, b"idempotency-key", self._limits.key_bytes_max)
+        key = fields.text_header(request, b"idempotency-key", self._limits.key_bytes_max)
         if key is not None:
             parsing.check_key(key)
         writer = body.writer
@@ -276,12 +276,12 @@ class Commits:
 
     def _item(self, item: _Item, request: Request) -> CommitItem:
         limits = self._limits
-        path = parsing.refuse_managed(parsing.check_path(item.stream))
+        path = fields.refuse_managed(fields.check_path(item.stream))
         if len(path.encode()) > limits.path_bytes_max:
             raise bad("path_too_long", f"a stream path has at most {limits.path_bytes_max} bytes")
         kind = item.content_type
         if kind is not None:
-            kind = parsing.check_content_type(kind, limits)
+            kind = fields.check_content_type(kind, limits)
         batch = self._batch(item, kind)
         books = _books(item)
         if batch is None and not item.parts and not item.close:
@@ -339,7 +339,7 @@ class Commits:
         if producer is None:
             return None
         for value in (producer.epoch, producer.seq):
-            if not 0 <= value <= parsing.INTEGER_MAX:
+            if not 0 <= value <= fields.INTEGER_MAX:
                 raise bad("header_invalid", "epoch and seq are integers from 0 to 2^53-1")
         name = _bounded(producer.id, "producer.id", self._limits.producer_id_bytes_max)
         if not name or name.isspace():

@@ -18,7 +18,7 @@ from fencepost.protocol.globs import Glob
 from fencepost.protocol.grants import ADMIN, READ, Principal
 from fencepost.protocol.logs import parse_instant_ms
 from fencepost.server.access import Seal, may_read, readable_glob
-from fencepost.server.handlers.parsing import bad, calendar_time, rfc3339
+from fencepost.server.handlers.fields import bad, calendar_time, rfc3339
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER
 from fencepost.server.settings import ServerSettings

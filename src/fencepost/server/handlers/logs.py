@@ -27,7 +27,7 @@ from fencepost.protocol.logs import (
 )
 from fencepost.server.access import name_of, readable_selection
 from fencepost.server.handlers import log_formats
-from fencepost.server.handlers.parsing import RefusedError, bad, calendar_time
+from fencepost.server.handlers.fields import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
 from fencepost.server.handlers.waiting import WaiterLimit

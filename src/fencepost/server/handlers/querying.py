@@ -13,7 +13,7 @@ from fencepost.http.messages import Request
 from fencepost.protocol.globs import BadGlob, Glob, parse_glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.logs import parse_position
-from fencepost.server.handlers.parsing import bad, check_path
+from fencepost.server.handlers.fields import bad, check_path
 
 FIELDS_MAX = 256
 """Parameters in one query string."""

@@ -16,7 +16,7 @@ from fencepost.protocol.cursors import next_cursor
 from fencepost.protocol.offsets import Offset, parse_offset
 from fencepost.protocol.streams import media_type
 from fencepost.server.handlers import rendering
-from fencepost.server.handlers.parsing import bad, query_of, rfc3339
+from fencepost.server.handlers.fields import bad, query_of, rfc3339
 from fencepost.server.handlers.rendering import (
     BROWSER,
     first_offset,

@@ -44,7 +44,7 @@ from fencepost.protocol.leases import AckInvalid, GroupGone, LeaseLost
 from fencepost.protocol.offsets import Offset, wire
 from fencepost.protocol.rates import TooFast
 from fencepost.protocol.retention import Retention
-from fencepost.server.handlers.parsing import rfc3339
+from fencepost.server.handlers.fields import rfc3339
 from fencepost.store.contract import Failed, Missing, SoftDeleted, Unknown
 
 BROWSER: Headers = [

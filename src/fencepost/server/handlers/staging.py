@@ -35,8 +35,8 @@ from fencepost.protocol.groups import LimitExceeded
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.streams import media_type
 from fencepost.server import access
-from fencepost.server.handlers import parsing, rendering
-from fencepost.server.handlers.parsing import INTEGER_MAX, RefusedError, bad, decoded
+from fencepost.server.handlers import fields, parsing, rendering
+from fencepost.server.handlers.fields import INTEGER_MAX, RefusedError, bad, decoded
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
 from fencepost.store.contract import (
@@ -103,7 +103,7 @@ class Staging:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
-        kind = parsing.content_type(request, self._limits)
+        kind = fields.content_type(request, self._limits)
         if kind is not None and media_type(kind) == BUNDLE:
             uploads = self._parse_bundle(request, raw)
             answers = _Answers(uploads, answer)
@@ -142,16 +142,16 @@ class Staging:
         names = raw.split(b"/")
         if len(names) != 2:
             raise bad("staging_path_invalid", "a part is uploaded to /v1/staging/TXN/PART")
-        txn, part = (parsing.stream_path(name, self._limits) for name in names)
+        txn, part = (fields.stream_path(name, self._limits) for name in names)
         return Part(access.scope_of(request.principal) + txn, part)
 
     def _parse_upload(self, request: Request, raw: bytes) -> Upload:
         named = self._part(request, raw)
         chunk = Parameters(request, once=("chunk",), repeatable=()).get("chunk")
-        ordinal = 0 if chunk is None else parsing.integer(chunk.encode(), "chunk")
+        ordinal = 0 if chunk is None else fields.integer(chunk.encode(), "chunk")
         if ordinal >= self._limits.part_chunks_max:
             raise commit_too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
-        kind = parsing.content_type(request, self._limits)
+        kind = fields.content_type(request, self._limits)
         if kind is None:
             raise bad("content_type_missing", "a part has the Content-Type of its stream")
         media = media_type(kind)
@@ -185,14 +185,14 @@ class Staging:
 
     def _parse_piece(self, request: Request, named: Part, entry: _Piece, at: int) -> Upload:
         """One chunk of a bundle, for a stream that the principal may append to."""
-        stream = parsing.check_path(entry.stream)
+        stream = fields.check_path(entry.stream)
         if request.principal is not None:
             access.require(request.principal, APPEND, stream)
         if not 0 <= entry.piece <= INTEGER_MAX or not entry.chunk >= 0 or entry.bytes < 1:
             raise bad("bundle_invalid", "piece and chunk are from 0 on, and bytes from 1 on")
         if entry.chunk >= self._limits.part_chunks_max:
             raise commit_too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
-        media = media_type(parsing.check_content_type(entry.content_type, self._limits))
+        media = media_type(fields.check_content_type(entry.content_type, self._limits))
         body = request.body[at : at + entry.bytes]
         if len(body) < entry.bytes:
             raise bad("bundle_invalid", "the body ends before the last chunk of the index")

@@ -18,13 +18,9 @@ from fencepost.protocol.grants import APPEND, AUDIT, CREATE
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.server import access
-from fencepost.server.handlers import parsing, rendering
-from fencepost.server.handlers.parsing import (
-    bad,
-    query_of,
-    refuse_headers_of_appends,
-    refuse_repeated,
-)
+from fencepost.server.handlers import fields, parsing, rendering
+from fencepost.server.handlers.fields import bad, query_of
+from fencepost.server.handlers.parsing import refuse_headers_of_appends, refuse_repeated
 from fencepost.server.handlers.reads import Reads
 from fencepost.server.handlers.rendering import BROWSER, first_offset, next_offset, refused
 from fencepost.server.lease_tokens import LeaseTokens
@@ -76,10 +72,10 @@ class Streams:
 
     def _readable(self, raw: bytes) -> str:
         # The audit stream is reserved: it can be read, and nothing else.
-        return AUDIT if raw == AUDIT.encode() else parsing.stream_path(raw, self._limits)
+        return AUDIT if raw == AUDIT.encode() else fields.stream_path(raw, self._limits)
 
     def post(self, request: Request, answer: Respond, raw: bytes) -> Awaitable[Answer] | None:
-        path = parsing.writable_path(raw, self._limits)
+        path = fields.writable_path(raw, self._limits)
         if request.query and _is_truncation(request):
             before = _parse_truncation(request)
             access.delete_allowed(request, path)
@@ -111,7 +107,7 @@ class Streams:
         return await answered
 
     def put(self, request: Request, answer: Respond, raw: bytes) -> Awaitable[Answer] | None:
-        path = parsing.writable_path(raw, self._limits)
+        path = fields.writable_path(raw, self._limits)
         if len(request.body) > SHARED_BODY_BYTES_MAX:
             access.writes_allowed(request, CREATE | APPEND, path)
             return self._create_large(request, path)
@@ -138,7 +134,7 @@ class Streams:
         return await answered
 
     def delete(self, request: Request, answer: Respond, raw: bytes) -> None:
-        path = parsing.writable_path(raw, self._limits)
+        path = fields.writable_path(raw, self._limits)
         access.delete_allowed(request, path)
         self._store.delete(path, lambda outcome: answer(_deleted(path, outcome)))
 

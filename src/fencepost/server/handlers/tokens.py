@@ -19,8 +19,8 @@ from fencepost.clock import Clock
 from fencepost.http.messages import Answer, Request, Response
 from fencepost.protocol.limits import Limits
 from fencepost.server import access
-from fencepost.server.handlers import parsing
-from fencepost.server.handlers.parsing import bad, rfc3339
+from fencepost.server.handlers import fields
+from fencepost.server.handlers.fields import bad, rfc3339
 from fencepost.server.handlers.rendering import BROWSER
 from fencepost.server.settings import ServerSettings
 
@@ -99,7 +99,7 @@ class Tokens:
                 "token_request_invalid",
                 f"ttl_s is a whole number from 1 to {self._ttl_s_max} (read_token_s_max)",
             )
-        path = parsing.check_path(body.stream)
+        path = fields.check_path(body.stream)
         if len(path.encode()) > self._limits.path_bytes_max:
             raise bad(
                 "path_too_long",

@@ -36,9 +36,9 @@ from fencepost.protocol.writers import (
     may_use,
 )
 from fencepost.server import access
-from fencepost.server.handlers import parsing, rendering
+from fencepost.server.handlers import fields, rendering
+from fencepost.server.handlers.fields import bad, decoded
 from fencepost.server.handlers.lists import name_after
-from fencepost.server.handlers.parsing import bad, decoded
 from fencepost.server.handlers.querying import Parameters, glob_of, list_limit
 from fencepost.server.handlers.rendering import BROWSER, BROWSER_BLOCK, refused
 from fencepost.server.settings import ServerSettings
@@ -80,11 +80,11 @@ _OPEN = msgspec.json.Decoder(_OpenBody)
 
 def batch_of(body: BatchBody, request: Request, limits: Limits) -> WriterBatch:
     """The batch that a commit publishes."""
-    name = parsing.check_path(body.name)
+    name = fields.check_path(body.name)
     if len(name.encode()) > limits.path_bytes_max:
         raise bad("path_too_long", f"a writer's name has at most {limits.path_bytes_max} bytes")
     for what, value in (("epoch", body.epoch), ("batch", body.batch)):
-        if not 0 <= value <= parsing.INTEGER_MAX:
+        if not 0 <= value <= fields.INTEGER_MAX:
             raise bad("writer_invalid", f"writer.{what} is an integer from 0 to 2^53-1")
     digest = None if body.digest is None else _text(body.digest, "writer.digest", limits)
     principal = request.principal
@@ -102,7 +102,7 @@ def batch_of(body: BatchBody, request: Request, limits: Limits) -> WriterBatch:
 
 def _range(body: RangeBody) -> PositionRange:
     after = NO_POSITION if body.after is None else body.after
-    if not NO_POSITION <= after <= body.until <= parsing.INTEGER_MAX:
+    if not NO_POSITION <= after <= body.until <= fields.INTEGER_MAX:
         raise bad(
             "writer_invalid",
             "writer.range has the positions after and until, integers from -1 to 2^53-1, the"
@@ -135,13 +135,13 @@ class Writers:
         self._limits = settings.limits
 
     def _name(self, raw: bytes) -> str:
-        return parsing.stream_path(raw, self._limits)
+        return fields.stream_path(raw, self._limits)
 
     async def open(self, request: Request, raw: bytes) -> Answer:
         access.writing_allowed(request)
         name = self._name(raw)
         body = decoded(_OPEN, request.body, "writer_invalid", "opens no writer")
-        if body.after is not None and not 0 <= body.after <= parsing.INTEGER_MAX:
+        if body.after is not None and not 0 <= body.after <= fields.INTEGER_MAX:
             raise bad("writer_invalid", "after is an epoch: an integer from 0 to 2^53-1")
         opening = WriterOpen(
             name,
@@ -163,7 +163,7 @@ class Writers:
         name = self._name(raw)
         parameters = Parameters(request, once=("after", "limit"), repeatable=())
         before = parameters.integer(
-            "after", "after_invalid", least=0, most=parsing.INTEGER_MAX, default=None
+            "after", "after_invalid", least=0, most=fields.INTEGER_MAX, default=None
         )
         limit = list_limit(parameters, self._limits)
         found = await self._find(request, name)

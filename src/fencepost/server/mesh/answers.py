@@ -11,7 +11,7 @@ from fencepost.protocol.meshes import Member, Mesh, MeshDiffers, Queue, Topic
 from fencepost.protocol.sends import DedupeRow, MeshNotFound, SendAnswer
 from fencepost.server.groups.answers import json_answer
 from fencepost.server.handlers import rendering
-from fencepost.server.handlers.parsing import rfc3339
+from fencepost.server.handlers.fields import rfc3339
 from fencepost.server.handlers.rendering import refused, retry_after, with_fields
 from fencepost.store.contract import Failed, Failure, Unknown
 from fencepost.store.mesh_contract import (

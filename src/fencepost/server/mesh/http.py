@@ -35,7 +35,7 @@ from fencepost.protocol.sends import SendAnswer, batch_body, split_batch
 from fencepost.server import access
 from fencepost.server.groups.answers import json_answer, raw_answer
 from fencepost.server.handlers import parsing
-from fencepost.server.handlers.parsing import bad
+from fencepost.server.handlers.fields import bad
 from fencepost.server.handlers.querying import Parameters, list_limit
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused, with_fields
 from fencepost.server.mesh import answers

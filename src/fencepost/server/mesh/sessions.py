@@ -34,7 +34,7 @@ from fencepost.protocol.sessions import (
     SessionLimits,
 )
 from fencepost.server.groups.working import Working
-from fencepost.server.handlers.parsing import RefusedError
+from fencepost.server.handlers.fields import RefusedError
 from fencepost.server.handlers.rendering import refused
 from fencepost.server.lease_tokens import LeaseTokens
 from fencepost.server.mesh.inboxes import Behind, LeasedInbox, SharedInbox

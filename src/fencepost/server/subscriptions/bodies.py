@@ -19,7 +19,7 @@ from fencepost.protocol.meshes import is_managed
 from fencepost.protocol.offsets import START, Offset, parse_offset
 from fencepost.protocol.streams import JSON, media_type
 from fencepost.protocol.subscriptions import PULL_WAKE, WEBHOOK, Ack, Config, normalised
-from fencepost.server.handlers.parsing import RefusedError, check_path
+from fencepost.server.handlers.fields import RefusedError, check_path
 from fencepost.server.handlers.rendering import BROWSER
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 
