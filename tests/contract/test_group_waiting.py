@@ -7,12 +7,20 @@ from typing import Any, cast
 
 import pytest
 
+from fencepost.protocol.globs import Glob
+from fencepost.protocol.grants import READ, Grant, Principal, ProducerRules
 from fencepost.protocol.groups import Group
-from fencepost.protocol.leases import Target
+from fencepost.protocol.leases import Correlated, Target
 from fencepost.server.groups import working
 from fencepost.server.groups.feed import Feed
 from fencepost.server.groups.working import Working
-from fencepost.store.group_contract import ClaimDone, ClaimTargets, DeleteGroup, GroupMissing
+from fencepost.store.group_contract import (
+    ClaimDone,
+    ClaimTargets,
+    Correlate,
+    DeleteGroup,
+    GroupMissing,
+)
 from fencepost.store.read import groups as reading
 from fencepost.store.read.groups import SqlGroupReads
 from fencepost.testing.clock import SimClock
@@ -125,6 +133,79 @@ async def test_each_lane_is_woken_for_itself(subject: Subject, clock: SimClock) 
         assert [row.target for row in await everywhere] == ["orders/1"]
     crew.working.stop_waiting()
     assert await elsewhere == []
+
+
+async def test_claims_for_lanes_that_the_group_does_not_have_look_as_one(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject)
+    await with_events(subject, "orders/1")
+    crew = Crew(subject, clock, group)
+    assert len(await crew.claim("bob", 0)) == 1
+    tasks = [crew.starts(f"w{n}", lane=f"lane-{n}") for n in range(WORKERS)]
+    await crew.looked(WORKERS + 1)
+    before = crew.looks
+
+    for n in range(2, 6):
+        await with_events(subject, f"orders/{n}")
+        assert len(await crew.claim("bob")) == 1
+
+    # Each event: the claim that takes it, and a few looks of one that stands for all the others.
+    assert crew.looks - before < WORKERS
+    crew.working.stop_waiting()
+    assert [rows for task in tasks for rows in await task] == []
+
+
+async def test_a_claim_for_a_lane_takes_from_it_as_soon_as_there_is_one(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject, targets="computed")
+    crew = Crew(subject, clock, group)
+    express = crew.starts("ann", lane="express")
+    await crew.looked(1)
+    [at] = await with_events(subject, "orders/1")
+
+    found = [Correlated("orders/1", "orders/1", at, "express")]
+    await crew.working.work(Correlate(group.name, group.watermark, at, found))
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert [row.target for row in await express] == ["orders/1"]
+
+
+async def test_workers_of_a_principal_wait_in_one_line_and_only_for_what_it_may_read(
+    subject: Subject, clock: SimClock
+) -> None:
+    group = await made(subject, sources=("orders/**", "secrets/**"))
+    crew = Crew(subject, clock, group)
+    ann = Principal(
+        "ann", [Grant((Glob("orders/**"),), READ)], producers=(), rules=ProducerRules(())
+    )
+    tasks = [
+        asyncio.create_task(
+            crew.working.claim(
+                claiming(group, f"w{n}", 1)._replace(may_read=lambda path: ann.may_read(path)),
+                wait_ms=60_000,
+                principal=ann,
+            )
+        )
+        for n in range(WORKERS)
+    ]
+    await crew.looked(WORKERS)
+    before = crew.looks
+
+    await with_events(subject, "secrets/1")
+    assert crew.looks == before
+    await with_events(subject, "orders/1")
+    [done], waiting = await asyncio.wait(
+        tasks, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_SECONDS
+    )
+
+    outcome = done.result()
+    assert isinstance(outcome, ClaimDone)
+    assert [row.target for row in rows_of(outcome.leases)] == ["orders/1"]
+    assert crew.looks - before <= 4
+    crew.working.stop_waiting()
+    await asyncio.wait(waiting)
 
 
 async def test_what_an_operator_lets_go_on_goes_to_a_worker_that_waits(

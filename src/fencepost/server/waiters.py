@@ -1,4 +1,4 @@
-"""Live readers of the log, and which of them a commit wakes.
+"""Live readers of the log, and claims of groups that wait, and which of them a commit wakes.
 
 A commit must not cost more because readers wait. Readers of one principal that select the same
 streams are one audience, and an index tells which audiences want a stream. A pair of a stream and
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Protocol
 
 from fencepost.protocol.logs import Selection
 from fencepost.store.contract import Published
@@ -30,8 +31,16 @@ PRINCIPALS_KEPT = 256
 """Principals past which those without a reader are forgotten."""
 
 
+class Reader(Protocol):
+    """What waits for commits to the streams that it selects."""
+
+    @property
+    def selection(self) -> Selection: ...
+    def wake(self) -> None: ...
+
+
 class Waiting:
-    """One live reader: woken by the commits that touch streams it selects."""
+    """One live reader of the log: woken by the commits that touch streams it selects."""
 
     __slots__ = ("_audience", "_key", "_waiters", "news", "selection")
 
@@ -49,6 +58,10 @@ class Waiting:
     def __exit__(self, *exc: object) -> None:
         assert self._audience is not None
         self._waiters.leave(self._key, self._audience, self)
+
+    def wake(self) -> None:
+        """There is news."""
+        self.news.set()
 
     def look(self) -> None:
         """Whatever is committed from now on is news. Call it before reading, not after."""
@@ -74,12 +87,12 @@ class Audience:
     def __init__(self, number: int, selection: Selection) -> None:
         self.number = number
         self.selection = selection
-        self.readers: set[Waiting] = set()
+        self.readers: set[Reader] = set()
         self.is_kept = True
 
     def wake(self) -> None:
         for reader in self.readers:
-            reader.news.set()
+            reader.wake()
 
 
 class _Known:
@@ -104,7 +117,7 @@ class _Lane:
         self._index: dict[int, _Known] = {}
         self.uncompared: dict[int, _Known] = {}
 
-    def join(self, reader: Waiting) -> Audience:
+    def join(self, reader: Reader) -> Audience:
         audience = self._audiences.get(reader.selection.key)
         if audience is None:
             if len(self._audiences) >= AUDIENCES_KEPT:
@@ -167,7 +180,7 @@ class _Lane:
 
 
 class Waiters:
-    """All live readers of the log."""
+    """All live readers of the log, or all groups at which claims wait."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
@@ -180,7 +193,7 @@ class Waiters:
         """Streams that were written to and not compared with all selections yet."""
         return sum(len(lane.uncompared) for lane in self._lanes.values())
 
-    def join(self, principal: str, reader: Waiting) -> Audience:
+    def join(self, principal: str, reader: Reader) -> Audience:
         lane = self._lanes.get(principal)
         if lane is None:
             if len(self._lanes) >= PRINCIPALS_KEPT:
@@ -189,7 +202,7 @@ class Waiters:
         self.count += 1
         return lane.join(reader)
 
-    def leave(self, principal: str, audience: Audience, reader: Waiting) -> None:
+    def leave(self, principal: str, audience: Audience, reader: Reader) -> None:
         audience.readers.discard(reader)
         self._lanes[principal].readers -= 1
         self.count -= 1

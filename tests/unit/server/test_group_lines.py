@@ -76,6 +76,26 @@ def test_all_are_woken_when_the_server_goes_down() -> None:
         assert second.is_called
 
 
+def test_a_commit_wakes_one_claim_of_all_lines() -> None:
+    lines = Lines()
+    with lines.join("a") as first, lines.join("b") as other:
+        lines.wake_one()
+
+        assert [one.is_called for one in (first, other)] == [True, False]
+
+
+def test_the_last_of_a_line_passes_its_wake_on_to_another_line() -> None:
+    """What woke it may be for any of them: it is not correlated yet."""
+    lines = Lines()
+    leaving = lines.join("a")
+    leaving.__enter__()
+    with lines.join("b") as other:
+        lines.wake_one()
+        leaving.__exit__(None, None, None)
+
+        assert other.is_called
+
+
 async def test_the_sooner_time_counts() -> None:
     lines = Lines()
     now = asyncio.get_running_loop().time()

@@ -181,7 +181,9 @@ class Groups:
         claim = await self._claim(request, name, body)
         if isinstance(claim, Response):
             return claim
-        outcome = await self.working.claim(claim, wait_ms=self._wait_ms(body))
+        outcome = await self.working.claim(
+            claim, wait_ms=self._wait_ms(body), principal=request.principal
+        )
         if not isinstance(outcome, ClaimDone):
             return refusal(name, outcome)
         return raw_answer(b"{%b}" % await self._leases(outcome, body))
@@ -213,7 +215,9 @@ class Groups:
         assert claimed is not None
         # An inbox that another worker has by now is not taken back by waiting for it.
         if not claimed.leases and not body.claim.take and (more or body.claim.wait_ms):
-            waited = await self.working.claim(claim, wait_ms=self._wait_ms(body.claim))
+            waited = await self.working.claim(
+                claim, wait_ms=self._wait_ms(body.claim), principal=request.principal
+            )
             # The acks are done, whatever comes of waiting for more work.
             claimed = waited if isinstance(waited, ClaimDone) else claimed
         leases = await self._leases(claimed, body.claim)

@@ -5,6 +5,10 @@ leaves, because there may be more. So an event costs as many looks as it has tak
 however many workers wait. Claims that may take the same targets stand in one line: when one of them
 finds nothing, the others need not look. A claim that was woken and leaves without having looked,
 because its client is gone or its time is up, wakes the next one too, so that no wake is lost.
+
+An event on the log is no work before it is correlated. So a commit wakes one claim of a group,
+whichever it is: that one has the event correlated, and what comes of it wakes the lines. A `Watch`
+says which commits those are.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+
+from fencepost.protocol.logs import Selection
+from fencepost.server.waiters import Audience
 
 
 class Place:
@@ -56,25 +63,27 @@ class Lines:
         self._lines: dict[Hashable, dict[Place, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
-
-    @property
-    def count(self) -> int:
+        self.count = 0
         """Claims that wait."""
-        return sum(map(len, self._lines.values()))
 
     @contextmanager
     def join(self, takes: Hashable) -> Iterator[Place]:
         """Stand in the line of those that may take the same, as long as the context lasts."""
         line, place = self._lines.setdefault(takes, {}), Place()
         line[place] = None
+        self.count += 1
         try:
             yield place
         finally:
+            self.count -= 1
             del line[place]
             if not line:
                 del self._lines[takes]
-            elif place.has_wake or place.is_called:
-                _wake_first(line)
+            if place.has_wake or place.is_called:
+                if line:
+                    _wake_first(line)
+                else:
+                    self.wake_one()
             if not self._lines and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -84,11 +93,21 @@ class Lines:
         for line in self._lines.values():
             _wake_first(line)
 
+    def wake_one(self) -> None:
+        """There may be something to correlate: one claim looks."""
+        for line in self._lines.values():
+            _wake_first(line)
+            return
+
     def wake_all(self) -> None:
         """Every claim looks: the group is gone, or the server is going down."""
-        for line in self._lines.values():
-            for place in line:
-                place.call()
+        for takes in self._lines:
+            self.wake_line(takes)
+
+    def wake_line(self, takes: Hashable) -> None:
+        """Every claim of a line looks."""
+        for place in self._lines.get(takes, ()):
+            place.call()
 
     def wake_at(self, when: float) -> None:
         """Wake at a time of the loop, or sooner if a sooner time was given before."""
@@ -102,6 +121,23 @@ class Lines:
     def _come_due(self) -> None:
         self._timer = None
         self.wake()
+
+
+class Watch:
+    """The claims of one principal that wait at one group, as `Waiters` wakes them."""
+
+    __slots__ = ("_lines", "audience", "claims", "selection")
+
+    def __init__(self, lines: Lines, selection: Selection) -> None:
+        self._lines = lines
+        self.selection = selection
+        """Sources of the group, narrowed to what the principal may read."""
+        self.audience: Audience | None = None
+        self.claims = 0
+
+    def wake(self) -> None:
+        """A commit has something for the group."""
+        self._lines.wake_one()
 
 
 def _wake_first(line: dict[Place, None]) -> None:

@@ -8,16 +8,21 @@ that may wait does so until something is appended, a lease or a wait ends, or it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fencepost.clock import Clock
 from fencepost.protocol.acks import AckItem
 from fencepost.protocol.globs import Glob
+from fencepost.protocol.grants import NarrowedSelection, Principal
 from fencepost.protocol.groups import Group
 from fencepost.protocol.leases import SHARE_AT_FIRST, CorrelationMoved, next_share
+from fencepost.protocol.logs import Selection
+from fencepost.server import access
 from fencepost.server.groups.feed import Feed
-from fencepost.server.groups.waiting import Lines, Place
+from fencepost.server.groups.waiting import Lines, Place, Watch
+from fencepost.server.waiters import Waiters
 from fencepost.store.contract import Failure, Published, Store
 from fencepost.store.group_contract import (
     AckDone,
@@ -41,6 +46,10 @@ CATCH_UP_S = 0.25
 """How long a claim that does not wait looks through the log for work, piece by piece."""
 
 
+NO_LANE = ""
+"""Stands for every lane that a group has no targets in."""
+
+
 class Counted:
     """What happened in one lane of a group, for the metrics."""
 
@@ -54,24 +63,22 @@ class Counted:
 class Known:
     """What this server remembers of a group that is in use: hints, never decisions."""
 
-    __slots__ = ("counted", "cycle", "globs", "group", "looked_at", "share", "waiting")
+    __slots__ = ("counted", "cycle", "group", "looked_at", "share", "waiting", "watches")
 
     def __init__(self, group: Group) -> None:
         self.share = SHARE_AT_FIRST
         self.cycle = 0
         self.looked_at = -1
         self.waiting = Lines()
+        self.watches: dict[str, Watch] = {}
+        """By the name of the principal."""
         self.counted: dict[str, Counted] = {}
         """By lane."""
         self.group = group
-        self.take(group)
 
-    def take(self, group: Group) -> None:
-        """The group as it is by now."""
-        if group.id != self.group.id:
-            self.looked_at = -1  # Another server made it anew, and it begins elsewhere.
-        self.group = group
-        self.globs = [Glob(source) for source in group.settings.sources]
+    def line_of(self, lane: str | None) -> str | None:
+        """The lane that a claim waits for. Those that the group does not have wait as one."""
+        return lane if lane is None or lane in self.group.lanes else NO_LANE
 
     def count(self, lane: str) -> Counted:
         """The counts of a lane."""
@@ -90,6 +97,7 @@ class Working:
         self._feed = feed
         self._look_again_s = LOOK_AGAIN_S if is_shared else None
         self._news = 0
+        self._waiters = Waiters()
         self._stopping = False
         self.known: dict[str, Known] = {}
         store.listen(self._published)
@@ -109,11 +117,7 @@ class Working:
         if not changes:
             return  # Commits of claims and acks alone leave the log as it is.
         self._news += 1
-        for known in self.known.values():
-            if known.waiting.count and any(
-                glob.matches(change.info.path) for glob in known.globs for change in changes
-            ):
-                known.waiting.wake()
+        self._waiters.published(changes)
 
     async def work(self, request: GroupRequest) -> GroupOutcome | Failure:
         """Have a request decided."""
@@ -157,17 +161,33 @@ class Working:
             known.looked_at = news
             return False
         request = Correlate(group.name, piece.after, piece.until, piece.found, group.id)
-        self._store.work(request, lambda outcome: self._correlated(known, outcome))
+        is_work = bool(piece.found)
+        self._store.work(request, lambda outcome: self._correlated(known, outcome, is_work))
         return True
 
-    def _correlated(self, known: Known, outcome: object) -> None:
+    def _correlated(self, known: Known, outcome: object, is_work: bool) -> None:
         if isinstance(outcome, CorrelationDone):
-            known.take(outcome.group)
+            self._take(known, outcome.group)
+            if is_work:
+                known.waiting.wake()
         elif isinstance(outcome, CorrelationMoved):
-            known.take(known.group._replace(watermark=outcome.watermark))
+            # What moved it may have made work, and may have told another server only.
+            self._take(known, known.group._replace(watermark=outcome.watermark))
+            known.waiting.wake()
+
+    def _take(self, known: Known, group: Group) -> None:
+        """A group as it is by now."""
+        if group.id != known.group.id:
+            self.forget(group.name)  # Another server made it anew, with sources of its own.
+            return
+        has_new_lanes = group.lanes != known.group.lanes
+        known.group = group
+        if has_new_lanes:
+            for principal in known.watches:  # Some of them belong into another line now.
+                known.waiting.wake_line((principal, NO_LANE))
 
     async def claim(
-        self, request: ClaimTargets, *, wait_ms: int
+        self, request: ClaimTargets, *, wait_ms: int, principal: Principal | None = None
     ) -> ClaimDone | GroupOutcome | Failure:
         """Claim, and wait for work if there is none.
 
@@ -178,27 +198,56 @@ class Working:
             known = await self.find(request.group)
             if known is None:
                 return await self.work(request)
-            with known.waiting.join((request.claim.lane, request.may_read)) as place:
+            name, line = access.name_of(principal), known.line_of(request.claim.lane)
+            with (
+                self._watching(known, name, request, is_waiting=wait_ms > 0),
+                known.waiting.join((name, line)) as place,
+            ):
                 outcome = await self._look(known, place, request, ends_at)
             if outcome is not None:
                 return outcome
 
+    @contextmanager
+    def _watching(
+        self, known: Known, principal: str, request: ClaimTargets, *, is_waiting: bool
+    ) -> Iterator[None]:
+        """Have commits wake a claim that waits, or another one in its place."""
+        if not is_waiting:
+            yield
+            return
+        watch = known.watches.get(principal)
+        if watch is None:
+            watch = known.watches[principal] = Watch(known.waiting, _selection(known, request))
+            watch.audience = self._waiters.join(principal, watch)
+        watch.claims += 1
+        try:
+            yield
+        finally:
+            watch.claims -= 1
+            if not watch.claims:
+                del known.watches[principal]
+                assert watch.audience is not None
+                self._waiters.leave(principal, watch.audience, watch)
+
     async def _look(
         self, known: Known, place: Place, request: ClaimTargets, ends_at: float
     ) -> ClaimDone | GroupOutcome | Failure | None:
-        """Look for work until there is some or the time is up; None when the group is gone."""
+        """Look for work until there is some or the time is up.
+
+        None when the group is gone, or the claim belongs into another line by now.
+        """
         loop = asyncio.get_running_loop()
         looks_until = max(ends_at, loop.time() + CATCH_UP_S)
-        while self.known.get(request.group) is known:
+        line = known.line_of(request.claim.lane)
+        while self.known.get(request.group) is known and known.line_of(request.claim.lane) == line:
             place.begin()
-            incarnation = known.group.id
             more = await self.correlate(known)
             outcome = await self.work(request)
             if not isinstance(outcome, ClaimDone) or outcome.leases:
                 return outcome
             place.found_nothing()
             now = loop.time()
-            if more or known.group.id != incarnation:
+            if more or self.known.get(request.group) is not known:
                 if now >= looks_until or self._stopping:
                     return outcome._replace(due_ms=0)
                 continue
@@ -271,11 +320,11 @@ class Working:
             # An operator's change, a release or a correlation may have made work.
             known.waiting.wake()
             if isinstance(outcome, CorrelationDone):
-                known.take(outcome.group)
+                self._take(known, outcome.group)
 
     def _note_claim(self, name: str, known: Known | None, done: ClaimDone) -> None:
         if known is not None:
-            known.take(done.group)
+            self._take(known, done.group)
         for lease in done.leases:
             row = lease.row
             if known is not None:
@@ -310,6 +359,13 @@ class Working:
             counted.parked += item.outcome == "parked"
         if wakes and known is not None:
             known.waiting.wake()
+
+
+def _selection(known: Known, request: ClaimTargets) -> Selection:
+    globs = [Glob(source) for source in known.group.settings.sources]
+    if request.may_read is None:
+        return Selection((), globs)
+    return NarrowedSelection((), globs, None, request.may_read)
 
 
 def _ignore(outcome: object) -> None:
