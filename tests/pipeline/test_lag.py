@@ -38,7 +38,9 @@ def test_positions_are_read_from_what_spark_reports_of_sources() -> None:
         _Source(None, None),
     ]
 
-    assert list(places(sources)) == [Place(4, 9), Place(4, None), None, None, None]
+    found = list(places(sources))
+    assert found == [Place(4, {"position": 9}), Place(4, {}), None, None, None]
+    assert [place and place.head for place in found] == [9, None, None, None, None]
 
 
 def test_a_checkpoint_is_read_up_to_its_newest_batch_that_is_done(tmp_path: Path) -> None:
@@ -119,26 +121,41 @@ def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its
 def test_progress_spark_and_we_tell_the_same_lag_of_a_running_query(
     spark: SparkSession, own_server: ServerProcess, tmp_path: Path
 ) -> None:
-    """It reads one of five messages, and then nothing for an hour: four are left to do."""
+    """It reads one of five messages, and then nothing for an hour: four are left to do.
+
+    What comes while it waits, and what does not concern it, is told without a batch.
+    """
     with fencepost.connect(own_server.url) as client:
         client.create("behind", messages=[1, 2, 3, 4, 5])
     writer = stream(
         spark, own_server, stream="behind", startingPosition="earliest", maxRowsPerTrigger=1
     ).writeStream.queryName("behind")
     writer = writer.format("noop").option("checkpointLocation", str(tmp_path))
-    with watch(spark, port=0) as watching:
+    with (
+        fencepost.connect(own_server.url) as client,
+        watch(spark, port=0, lag_seconds=0.05) as watching,
+    ):
         query = writer.trigger(processingTime="1 hour").start()
         try:
             until(lambda: query.lastProgress is not None)
-            until(lambda: _ours(watching.port) is not None)
+            until(lambda: _ours(watching.port, "lag_rows") is not None)
             progress = query.lastProgress
             assert progress is not None
             [source] = progress.sources
-            ours, sparks = _ours(watching.port), _sparks(spark)
+            ours = _ours(watching.port, "lag_positions")
+            sparks = _sparks(spark, "lag_positions")
             page = _fetched(f"{spark.sparkContext.uiWebUrl}/StreamingQuery/")
-            told = CliRunner().invoke(
+            by_command = CliRunner().invoke(
                 app, ["lag", str(tmp_path), "--match", "behind", "--json", "--url", own_server.url]
             )
+            client.create("beside", messages=[1, 2, 3])
+            client.stream("behind").append_many([6, 7])
+            until(lambda: _ours(watching.port, "lag_rows") == 6)
+            until(lambda: _sparks(spark, "lag_rows") == 6)
+            aged = _ours(watching.port, "lag_seconds") or 0.0
+            until(lambda: (_ours(watching.port, "lag_seconds") or 0.0) > aged)
+            moved = _ours(watching.port, "lag_positions"), _ours(watching.port, "lag_bytes")
+            batches = _fetched(f"http://127.0.0.1:{watching.port}/metrics")
         finally:
             query.stop()
 
@@ -146,7 +163,23 @@ def test_progress_spark_and_we_tell_the_same_lag_of_a_running_query(
     assert place is not None
     assert place.head is not None
     assert (place.head - place.position, ours, sparks) == (4, 4.0, 4)
-    assert json.loads(told.stdout)["messages"] == 4
+    told = {name: place.told[name] for name in sorted(place.told) if name != "behind_seconds"}
+    assert told == {
+        "batch_bytes": 1,
+        "batch_rows": 1,
+        "behind_bytes": 4,
+        "behind_rows": 4,
+        "losses": 0,
+        "position": 4,
+        "retries": 0,
+        "streams": ["behind"],
+        "url": own_server.url,
+    }
+    assert 0 < place.told["behind_seconds"] < 60
+    assert moved == (9.0, 6.0)
+    assert 'fencepost_query_batches_total{query="behind"} 1.0' in batches
+    assert 'fencepost_query_bytes_total{query="behind"} 1.0' in batches
+    assert json.loads(by_command.stdout)["messages"] == 4
     assert "Active Streaming Queries (1)" in page
     assert ">behind<" in page
 
@@ -156,20 +189,18 @@ def _fetched(url: str) -> str:
         return str(answer.read(), "utf-8")
 
 
-def _ours(port: int | None) -> float | None:
+def _ours(port: int | None, name: str) -> float | None:
     text = _fetched(f"http://127.0.0.1:{port}/metrics")
-    found = re.search(
-        r'^fencepost_query_lag_positions{query="behind",source="0"} (\S+)$', text, re.M
-    )
+    found = re.search(rf'^fencepost_query_{name}{{query="behind",source="0"}} (\S+)$', text, re.M)
     return None if found is None else float(found[1])
 
 
-def _sparks(spark: SparkSession) -> int | None:
+def _sparks(spark: SparkSession, name: str) -> int | None:
     gauges = json.loads(_fetched(f"{spark.sparkContext.uiWebUrl}/metrics/json/"))["gauges"]
     [found] = [
         gauge["value"]
-        for name, gauge in gauges.items()
-        if name.endswith(".fencepost.behind.0.lag_positions")
+        for place, gauge in gauges.items()
+        if place.endswith(f".fencepost.behind.0.{name}")
     ]
     return int(found)
 

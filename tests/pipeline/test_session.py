@@ -268,7 +268,6 @@ def test_a_session_on_another_spark_is_refused(
 
 
 def test_what_was_measured_to_help_is_set(spark: SparkSession) -> None:
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
     manager = spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
     assert manager is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
 import fencepost
@@ -108,6 +109,37 @@ def test_a_query_that_reads_what_is_there_and_stops_does_not_wait_for_more(
         reader.stop()
 
     assert found == {"position": position}
+
+
+def test_what_is_behind_a_batch_is_what_the_server_counts_there(
+    own_server: ServerProcess,
+) -> None:
+    """While messages of its streams and of others come between batches, and after a restart."""
+    dice = random.Random(5)
+    schema = StructType().add("position", "long")
+    given = {"url": own_server.url, "match": "mine/*", "waitMs": "1", "maxRowsPerTrigger": "7"}
+    with fencepost.connect(own_server.url) as client:
+        mine, other = client.create("mine/a"), client.create("other")
+        mine.append_many(list(range(60)))
+        start = {"position": -1}
+        reader = StreamReader(source_options(given, schema, streaming=True))
+        behind = []
+        for batch in range(25):
+            for stream in (mine, other):
+                stream.append_many(["x" * dice.randrange(9)] * dice.randrange(1, 9))
+            if batch == 4:
+                reader.stop()
+                reader = StreamReader(source_options(given, schema, streaming=True))
+            start = reader.latestOffset(start, ReadMaxRows(dice.randrange(1, 20)))
+            told = reader.reportLatestOffset()
+            plan = client.plan(after=start["position"], match="mine/*")
+            assert told is not None
+            assert (told["behind_rows"], told["behind_bytes"]) == (plan.rows, plan.bytes)
+            assert (told["behind_seconds"] > 0) == (plan.rows > 0)
+            behind.append(plan.rows)
+        reader.stop()
+
+    assert min(behind) == 0 < max(behind)
 
 
 @pytest.mark.parametrize(

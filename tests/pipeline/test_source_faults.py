@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 
 import fencepost
 from fencepost.cli.pipeline import app
 from fencepost.pipeline import tables
+from fencepost.pipeline.metrics import places
 from tests.pipeline.reading_support import collecting, messages, read, stream, until, values
 from tests.serving import ServerProcess
 
@@ -154,7 +157,7 @@ def test_a_query_fails_on_rows_that_went_while_it_was_away_unless_told_otherwise
         client.create("while/a").append(1)
         with collecting(stream(spark, forgetful, **asked), tmp_path / "c", **AVAILABLE_NOW) as run:
             assert run.query.awaitTermination(60)
-        client.create("while/b").append(2)
+        client.create("while/b").append_many([21, 22, 23])
         prune(client, "while/b")
         made = client.create("while/c")
         made.append(3)
@@ -166,10 +169,40 @@ def test_a_query_fails_on_rows_that_went_while_it_was_away_unless_told_otherwise
             going_on.wait_for(1)
             made.append(4)
             going_on.wait_for(2)
-            until(lambda: "losses" in str(going_on.query.lastProgress))
+            until(lambda: _told(going_on.query).get("losses") is not None)
+            losses = _told(going_on.query)["losses"]
 
     assert "failOnDataLoss=false" in str(failing.query.exception())
     assert going_on.values == [b"3", b"4"]
+    # Three messages, and the marker that says that their stream was deleted.
+    assert losses == 4
+
+
+def _told(query: StreamingQuery) -> Mapping[str, Any]:
+    """What the source says in the progress of its query."""
+    progress = query.lastProgress
+    [place] = [None] if progress is None else places(progress.sources)
+    return {} if place is None else place.told
+
+
+def test_a_query_tells_how_often_its_requests_failed_on_the_way(
+    spark: SparkSession, own_server: ServerProcess, tmp_path: Path
+) -> None:
+    with fencepost.connect(own_server.url) as client:
+        made = client.create("often")
+        made.append(1)
+        frame = stream(spark, own_server, stream="often", startingPosition="earliest")
+        with collecting(frame, tmp_path / "checkpoint") as collected:
+            collected.wait_for(1)
+            until(lambda: "retries" in _told(collected.query))
+            before = _told(collected.query)["retries"]
+            own_server.kill()
+            own_server.restart()
+            made.append(2)
+            collected.wait_for(2)
+            until(lambda: _told(collected.query)["retries"] > 0)
+
+    assert before == 0
 
 
 def test_deleted_streams_are_read_to_their_end_within_the_retention(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,10 +61,14 @@ class Connection:
     retry_seconds: float = 120.0
 
     def client(
-        self, *, live_seconds: float = LIVE_SECONDS, retries: Retries | None = None
+        self,
+        *,
+        live_seconds: float = LIVE_SECONDS,
+        retries: Retries | None = None,
+        on_error: Callable[[FencepostError], None] | None = None,
     ) -> Client:
-        """A new client, which the caller closes."""
-        return connect(self.url, **self._settings(live_seconds, retries))
+        """A new client, which the caller closes; `on_error` is told of attempts that failed."""
+        return connect(self.url, on_error=on_error, **self._settings(live_seconds, retries))
 
     def async_client(self) -> AsyncClient:
         """The same for a loop."""

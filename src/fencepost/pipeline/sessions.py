@@ -28,17 +28,11 @@ MASTER_DEFAULT = "local[*,4]"
 """All cores, and four attempts for each task: plain `local[*]` would fail the query with the first
 task that meets a server which is just being restarted for too long."""
 
-FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
 _AT_START: dict[str, str] = {
     # Python workers and the JVM talk through files instead of TCP: no copy through the network.
     "spark.python.unix.domain.socket.enabled": "true",
     # Spark's progress line would be drawn over our own bars.
     "spark.ui.showConsoleProgress": "false",
-}
-_AT_ANY_TIME: dict[str, str] = {
-    # Without it Spark refuses readers that could use filters.
-    FILTER_PUSHDOWN: "true",
 }
 _LOCAL_ONLY: dict[str, str] = {
     # Plain renames: a micro-batch took 204 ms instead of 260. Right on a local disk.
@@ -100,7 +94,7 @@ def session(
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {**_AT_START, **_AT_ANY_TIME, **(_LOCAL_ONLY if local else {}), **wanted}
+    settings = {**_AT_START, **(_LOCAL_ONLY if local else {}), **wanted}
     builder = SparkSession.builder.appName(app)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -121,8 +115,6 @@ def register(spark: SparkSession) -> None:
         )
     from fencepost.pipeline.datasource import FencepostDataSource
 
-    for name, value in _AT_ANY_TIME.items():
-        spark.conf.set(name, value)
     with _active(spark):
         if not _is_registered(spark, FencepostDataSource.name()):
             spark.dataSource.register(FencepostDataSource)

@@ -13,6 +13,19 @@ all the time.
 
 Spark does not store where its first batch began; it asks for the initial offset again after a
 restart. So the initial offset must not contain anything that is found out at the start.
+
+Spark lets a source in Python add nothing to the progress of a query but what it says is the latest
+offset. So `reportLatestOffset` gives the head of the log and, beside it, all that there is to say:
+
+| in `latestOffset` | |
+|---|---|
+| `position` | the head of the log |
+| `url`, `streams` or `match` | what is read, and where |
+| `batch_rows`, `batch_bytes` | messages of the batch, and their payload |
+| `behind_rows`, `behind_bytes` | messages of the selection that lie above the batch |
+| `behind_seconds` | the age of the oldest of them, by the driver's clock |
+| `retries` | attempts of the driver's requests that failed, since the query was started |
+| `losses` | rows that had left the log unread, since the query was started |
 """
 
 from __future__ import annotations
@@ -31,10 +44,17 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from fencepost.client.errors import BadRequestError, ConnectionFailedError, ResponseError
+from fencepost.client.errors import (
+    BadRequestError,
+    ConnectionFailedError,
+    FencepostError,
+    ResponseError,
+)
 from fencepost.client.results import Plan
+from fencepost.client.retry import REPEATED
 from fencepost.client.settings import NO_RETRIES
 from fencepost.client.sync import Client
+from fencepost.pipeline.backlog import Backlog
 from fencepost.pipeline.connection import access_explained, check_readable, say_if_away
 from fencepost.pipeline.errors import rows_without_traceback, without_traceback
 from fencepost.pipeline.source.batch import RangePartition, plan_partitions, position_at
@@ -71,8 +91,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Positions that are known to hold nothing of the selection."""
         self._head = -1
         self._checked = False
-        self._lost: set[int] = set()
-        """Positions of the newest rows that were gone, as plans found them."""
+        self._losses = 0
+        self._losses_until = -1
+        """Losses are counted up to here: a range may be planned more than once."""
+        self._retries = 0
+        self._backlog: Backlog | None = None
+        """None until the first batch is planned."""
+        self._batch: tuple[int, int] | None = None
+        """Messages and bytes of the batch, where this run has planned it."""
         self._moved_seconds = time.monotonic()
         self._few_since: float | None = None
         """Since when there have been rows, but fewer than `minRowsPerTrigger`."""
@@ -120,7 +146,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._wait(self._head)
             return start
         if start.get("start") == LATEST:
-            return {"position": after if self._target is None else min(after, self._target)}
+            begun = after if self._target is None else min(after, self._target)
+            self._backlog = Backlog(self._options.selection, begun, begun)
+            return {"position": begun}
         if self._target is not None and after >= self._target:
             if after > self._target:
                 raise beyond_head_error(after, self._target)
@@ -133,12 +161,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._wait(plan.until)
             plan = self._plan(after, limit)
             if self._is_too_few(plan):
+                self._begin(after, None)
                 return start
         self._few_since = None
+        self._begin(after, plan)
         if plan.rows == 0 and not self._is_time_to_move(plan.until - after):
             return start
         self._moved_seconds = time.monotonic()
         return {"position": plan.until}
+
+    def _begin(self, after: int, plan: Plan | None) -> None:
+        """Note what the batch takes; without a plan, nothing."""
+        if self._backlog is None:
+            self._backlog = Backlog(self._options.selection, after, after)
+        self._batch = (0, 0) if plan is None else (plan.rows, plan.bytes)
+        if plan is not None:
+            self._backlog.take(plan)
 
     def _is_too_few(self, plan: Plan) -> bool:
         """Whether rows should wait for more of them (`minRowsPerTrigger`, `maxTriggerDelay`)."""
@@ -159,14 +197,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._target is None and positions > 0 and idle_seconds > MOVE_SECONDS
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """Where the log ends now, for the query's progress: what is missing is its lag."""
+        """Where the log ends now, and what else there is to say for the query's progress."""
+        selection, backlog = self._options.selection, self._backlog
+        report: Offset = {"position": self._head, "url": self._options.connection.url}
+        report |= (
+            {"streams": [*selection.streams]} if selection.streams else {"match": selection.match}
+        )
+        report |= {"retries": self._retries, "losses": self._losses}
+        if self._batch is not None:
+            report["batch_rows"], report["batch_bytes"] = self._batch
         try:
-            self._head = max(self._head, self._asking_once().log_head())
+            client = self._asking_once()
+            self._head = report["position"] = max(self._head, client.log_head())
+            if backlog is not None:
+                backlog.count(client)
+                seconds = backlog.seconds(client)
+                report |= {"behind_rows": backlog.rows, "behind_bytes": backlog.bytes}
+                report["behind_seconds"] = round(seconds, 3)
         except (ConnectionFailedError, ResponseError) as failure:
-            log.debug("the head of the log is not known right now: %s", failure)
-        report: Offset = {"position": self._head}
-        if self._lost:
-            report["losses"] = len(self._lost)
+            log.debug("how far the query is behind is not known right now: %s", failure)
         return report
 
     @without_traceback
@@ -180,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         asked = Range(self._past_empty(after), end["position"])
         planned = plan_partitions(self._asking(), self._options, self._options.selection, asked)
         if planned.pruned is not None:
-            self._note_loss(planned.pruned)
+            self._note_loss(planned.pruned, planned.pruned_rows, asked.until)
         return planned.partitions
 
     @rows_without_traceback
@@ -232,7 +281,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._head = plan.head
         if plan.rows == 0:
             if plan.pruned is not None:
-                self._note_loss(plan.pruned)
+                self._note_loss(plan.pruned, plan.pruned_rows, plan.until)
             self._empty = Range(after, max(begin, plan.until))
         return plan
 
@@ -244,13 +293,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return self._empty.until if self._empty.after <= after <= self._empty.until else after
 
-    def _note_loss(self, position: int) -> None:
+    def _note_loss(self, position: int, rows: int, until: int) -> None:
         """Rows up to a position are gone: count them, or fail."""
         if self._options.fail_on_data_loss:
             raise pruned_error(self._options.selection, position)
-        if position not in self._lost:
-            self._lost.add(position)
+        if until > self._losses_until:
+            self._losses += rows
+            self._losses_until = until
             log.warning("%s", skipped(self._options.selection, position))
+
+    def _note_failure(self, failure: FencepostError) -> None:
+        is_refusal = isinstance(failure, ResponseError) and failure.status not in REPEATED
+        self._retries += not is_refusal
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         match limit:
@@ -279,7 +333,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _asking(self) -> Client:
         if self._client is None:
-            self._client = self._options.connection.client()
+            self._client = self._options.connection.client(on_error=self._note_failure)
         return self._client
 
     def _asking_once(self) -> Client:
