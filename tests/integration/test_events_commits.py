@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -17,9 +17,13 @@ from fencepost.events import (
     App,
     ConcurrencyError,
     DefinitionError,
+    Entity,
+    Event,
     EventInvalidError,
     InvariantError,
     UnknownEventError,
+    action,
+    applies,
 )
 from tests.engines import engine as engine
 from tests.integration.events_support import Opening, listed
@@ -95,6 +99,73 @@ async def test_what_is_no_event_action_or_entity_is_named(app: App, opening: Ope
             await shop.load("orders", "none")
         with pytest.raises(InvalidArgumentError, match="needs its zone"):
             await shop.load(Order, "none", as_of=datetime.now())
+
+
+@pytest.mark.parametrize("expected", ["no_stream", True, -2, 1.5])
+async def test_what_no_stream_can_be_expected_to_be_is_refused(
+    app: App, opening: Opening, expected: Any
+) -> None:
+    async with opening(app) as shop:
+        with pytest.raises(InvalidArgumentError, match="expected is ANY, NO_STREAM"):
+            await shop.commit("orders/none", [tea()], expected)
+        with pytest.raises(InvalidArgumentError, match="expected is a version"):
+            shop.using(expected=expected)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"names": "Placed"}, "names is a list"),
+        ({"names": Placed}, "names is a list"),
+        ({"stream": Order}, "stream is a path"),
+        ({"after": datetime.now(UTC)}, "after is a position"),
+        ({"before": "7"}, "before is a position"),
+        ({"created_after": "2026-01-01"}, "a time is a datetime"),
+    ],
+)
+async def test_what_a_query_does_not_take_is_named(
+    app: App, opening: Opening, named: Any, said: str
+) -> None:
+    async with opening(app) as shop:
+        with pytest.raises(InvalidArgumentError, match=said):
+            await asyncio.to_thread(shop.query, **named)
+        with pytest.raises(InvalidArgumentError, match="a time is a datetime"):
+            await shop.load(Order, "none", as_of="2026-01-01")
+
+
+class Hidden(Event):
+    pass
+
+
+class Odd(Entity, stream="odd/{id}"):
+    """Decides what would keep it from being loaded."""
+
+    @action
+    def hide(self):  # type: ignore[no-untyped-def]
+        return Hidden()
+
+    @action
+    def place(self) -> Placed:
+        return tea()
+
+    @applies
+    def placed(self, event: Placed) -> Self:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("action", ["hide", "place"])
+async def test_an_event_with_which_its_entity_cannot_be_loaded_is_not_stored(
+    opening: Opening, action: str
+) -> None:
+    """One whose class the app does not know, or whose fold fails."""
+    name = fresh("o")
+    async with opening(App(fresh("odd"), entities=[Odd])) as odd:
+        with pytest.raises(DefinitionError):
+            await odd.do(getattr(Odd, action), name)
+        with pytest.raises(DefinitionError, match="the app does not know"):
+            await odd.commit(f"odd/{name}", [Hidden()])
+
+        assert (await odd.load(Odd, name)).version == -1
 
 
 async def test_queries_take_the_class_of_an_event_for_its_name(app: App, opening: Opening) -> None:

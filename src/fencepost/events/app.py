@@ -10,6 +10,7 @@ import inspect
 from typing import overload
 
 from fencepost.client.aio.client import AsyncClient
+from fencepost.client.errors import require
 from fencepost.client.sync.client import Client
 from fencepost.events.aio.apps import AsyncOpenApp
 from fencepost.events.declarations import Declarations
@@ -36,6 +37,10 @@ class App(Declarations):
         """
         if isinstance(client, AsyncClient):
             return AsyncOpenApp(self, client, projections)
+        require(
+            isinstance(client, Client),
+            f"open takes a client, as in app.open(fencepost.connect(url)), not {client!r}",
+        )
         for policy in self.policies:
             if inspect.iscoroutinefunction(policy.archive):
                 raise DefinitionError(

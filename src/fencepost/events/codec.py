@@ -107,6 +107,15 @@ class Codec:
                 f"two classes of events are named {name!r}: give one another name"
             )
 
+    def require_known(self, events: Iterable[Event], what: str) -> None:
+        """Raise `DefinitionError` for an event that no load of its entity could read."""
+        for event in events:
+            if type(event) is not self._kinds.get(event.__event__.name):
+                raise DefinitionError(
+                    f"{what} stores {type(event).__name__}, which the app does not know: "
+                    "annotate what its action returns, and give its entity to the app"
+                )
+
     def decode(self, found: Envelope, place: Place) -> Event:
         """The event that an envelope holds, in the form of today."""
         kind = self._kinds.get(found.name)

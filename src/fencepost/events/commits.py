@@ -59,8 +59,21 @@ def condition_of(expected: Expected | int) -> Condition:
         return Condition(if_none_match="*")
     if expected is STREAM_EXISTS:
         return Condition(if_match="*")
-    require(isinstance(expected, int) and expected >= -1, "a version is -1 or more")
+    require_version(expected)
     return Condition(if_match=str(expected))
+
+
+def require_version(expected: Any, modes: str = "ANY, NO_STREAM, STREAM_EXISTS or ") -> None:
+    """Raise `InvalidArgumentError` for what is no version of a stream."""
+    is_version = isinstance(expected, int) and not isinstance(expected, bool) and expected >= -1
+    require(is_version, f"expected is {modes}a version from -1 on, not {expected!r}")
+
+
+def require_events(events: Sequence[Event]) -> None:
+    """Raise `InvalidArgumentError` for what is no list of events."""
+    require(not isinstance(events, Event), "commit takes a list of events: [event]")
+    for event in events:
+        require(isinstance(event, Event), f"{event!r} is no event: commit takes a list of events")
 
 
 class Stored(NamedTuple):
@@ -81,8 +94,6 @@ def commit(
 
     Give it at least one event.
     """
-    for event in events:
-        require(isinstance(event, Event), f"{event!r} is no event: commit takes a list of events")
     messages = [encoded(event, meta, stream) for event in events]
     body = operations.encode_messages(messages, JSON)
     shown = expected.value if isinstance(expected, Expected) else expected
@@ -138,12 +149,12 @@ class Query:
         backward: bool = False,
     ) -> None:
         for time in (created_after, created_before):
-            require(
-                time is None or time.tzinfo is not None,
-                "a time needs its zone: datetime.now(UTC), not datetime.now()",
-            )
-        require(after >= -1, "after is a position, or -1")
-        require(before is None or before >= 0, "before is a position")
+            if time is not None:
+                require_time(time)
+        require(_is_position(after) or after == -1, "after is a position, or -1")
+        require(before is None or _is_position(before), "before is a position")
+        require(stream is None or isinstance(stream, str), "stream is a path or a glob")
+        require(not isinstance(names, str | type), "names is a list of names or classes of events")
         require(limit is None or limit >= 0, "limit is not negative")
         self._settings = settings
         self._codec = codec
@@ -213,6 +224,16 @@ class Query:
         plan = yield from operations.plan(self._settings, query_of({"at": time}))
         after = None if plan.at is None else plan.at.after
         return plan.head if after is None else after
+
+
+def _is_position(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def require_time(time: Any) -> None:
+    """Raise `InvalidArgumentError` for what does not name one moment everywhere."""
+    require(isinstance(time, datetime), f"a time is a datetime, not {time!r}")
+    require(time.tzinfo is not None, "a time needs its zone: datetime.now(UTC), not datetime.now()")
 
 
 def is_event(data: Any) -> bool:

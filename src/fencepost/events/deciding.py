@@ -18,7 +18,7 @@ from fencepost.events.codec import Codec
 from fencepost.events.commits import commit
 from fencepost.events.errors import ConcurrencyError, InvariantError
 from fencepost.events.loading import Cache, Loaded, load
-from fencepost.events.types import Action, EntityT, Recorded
+from fencepost.events.types import Action, EntityT, Event, Recorded
 
 CONFLICT_DELAY_S, CONFLICT_DELAY_S_MAX = 0.002, 0.1
 
@@ -78,6 +78,9 @@ def do(
             continue
         if not events:
             return Done(state=known.state, stream=path, version=known.version, events=[]), known
+        # An event that cannot be folded must not be stored: no load of the entity would work after.
+        app.codec.require_known(events, action.name)
+        state = folded(known.state, events)
         try:
             stored = yield from commit(app.settings, path, events, known.version, meta)
         except ConcurrencyError as conflict:
@@ -90,13 +93,17 @@ def do(
             fresh = True
             yield Sleep(conflict_delay(conflicts, app.settings.clock.random()))
             continue
-        state = known.state
-        for event in events:
-            state = kind.__entity__.apply(state, event)
         version = stored.events[-1].version
         after = msgspec.structs.replace(known, state=state, version=version, offset=stored.offset)
         app.cache.put(after)
         return Done(state=state, stream=path, version=version, events=stored.events), after
+
+
+def folded(state: EntityT, events: list[Event]) -> EntityT:
+    """The state after events."""
+    for event in events:
+        state = state.__entity__.apply(state, event)
+    return state
 
 
 def conflict_delay(conflicts: int, dice: float) -> float:

@@ -28,7 +28,7 @@ from fencepost.events.registry import (
     target_refused,
 )
 from fencepost.events.retry import Retry
-from fencepost.events.types import Entity, Event, Recorded, is_event_class
+from fencepost.events.types import Entity, Event, Recorded, is_event_class, require_entity
 from fencepost.protocol.groups import check_text
 
 E = TypeVar("E", bound=Event)
@@ -62,6 +62,23 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the reactions of a new app begin: at the first event, behind the newest one when its
     first worker starts, or behind a position."""
 
+    def __post_init__(self) -> None:
+        for name in ("cache_max", "conflicts_max", "lease_ms", "books_wait_ms"):
+            number = getattr(self, name)
+            require(
+                isinstance(number, int) and number >= 0,
+                f"{name} is a whole number, not {number!r}",
+            )
+        every: Any = self.snapshot_every
+        require(
+            every is None or (isinstance(every, int) and every > 0),
+            "snapshot_every is a number of events, or None",
+        )
+        require(
+            self.start in ("first", "now") or isinstance(self.start, int),
+            f"start is 'first', 'now' or a position, not {self.start!r}",
+        )
+
 
 class Declarations:
     """The declarations of an application. Its group on the server has the app's name."""
@@ -86,6 +103,10 @@ class Declarations:
         """
         require(bool(_NAME.fullmatch(name)), f"the name {name!r} is not of [A-Za-z0-9._-]{{1,128}}")
         self.name = name
+        require(
+            isinstance(settings, AppSettings | None),
+            "settings is AppSettings(lease_ms=...), or None",
+        )
         self.settings = settings or AppSettings()
         self.registry = Registry(entities, events, sources)
         self.projections: dict[str, Projection] = {}
@@ -183,6 +204,7 @@ class Declarations:
             raise DefinitionError(f"the target {to[:80]!r} is none: {wrong}")
         if lane is not None and (refused := check_text("lane", lane)) is not None:
             raise DefinitionError(refused.detail)
+        _require_retry(retry)
         return Reacts(self, (event, *more), to, retry or Retry(), name, lane, priority)
 
     def projection(
@@ -215,12 +237,18 @@ class Declarations:
                     "inside a transaction"
                 )
             require_parameters(function, "its event and a Transaction")
+            _require_retry(retry)
             known = self.projections.get(name)
             if known is None:
                 known = declare(self.name, name, version, schema, retry)
                 self.projections[name] = known
             elif version != known.version:
                 raise DefinitionError(f"the projection {name} has two versions in this program")
+            elif schema or retry is not None:
+                raise DefinitionError(
+                    f"the projection {name} is declared already: its schema and its retry go with "
+                    "its first function"
+                )
             kinds = tuple(events) or events_of(function)
             for kind in kinds:
                 self.registry.codec.add(kind)
@@ -250,9 +278,15 @@ class Declarations:
             archive: Called with each `Period` before its events go; it may be called again for the
                 same period.
         """
+        require_entity(entity)
         if entity not in self.registry.entities:
             raise DefinitionError(f"{entity.__name__} is no entity of the app {self.name}")
-        kinds = (final,) if isinstance(final, type) else tuple(final)
+        kinds = (final,) if isinstance(final, type | str) else tuple(final)
+        for kind in kinds:
+            if not is_event_class(kind):
+                raise DefinitionError(f"final is a class of events, or several: {kind!r} is none")
+        if not isinstance(age, timedelta | None):
+            raise DefinitionError(f"age is a timedelta(days=...), not {age!r}")
         names = tuple(kind.__event__.name for kind in kinds)
         policy = Policy(entity=entity, then=then, final=names, age=age, archive=archive)
         self.policies.append(policy)
@@ -281,6 +315,11 @@ class Declarations:
                 hook(crumb)
             except Exception:
                 log.exception("a hook for %s failed", crumb.kind)
+
+
+def _require_retry(retry: Retry | None) -> None:
+    if not isinstance(retry, Retry | None):
+        raise DefinitionError(f"retry is Retry({retry!r}), not {retry!r}")
 
 
 def facts(crumb: Breadcrumb) -> dict[str, Any]:

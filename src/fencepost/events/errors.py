@@ -67,7 +67,10 @@ class UnknownEventError(EventsError):
     def __init__(
         self, name: str, stream: str, *, version: int | None, position: int | None = None
     ) -> None:
-        super().__init__(f"unknown event {name!r} at {_place(stream, version, position)}")
+        super().__init__(
+            f"unknown event {name!r} at {_place(stream, version, position)}: give its class to the "
+            "app; if it has another name now, declare it with name="
+        )
         self.name = name
         self.stream = stream
         self.version = version

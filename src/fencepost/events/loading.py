@@ -42,7 +42,7 @@ from fencepost.events.codec import (
     from_data,
     invalid,
 )
-from fencepost.events.commits import Query
+from fencepost.events.commits import Query, require_time
 from fencepost.events.types import Entity, EntityT, Event
 
 EntityT_co = TypeVar("EntityT_co", bound=Entity, covariant=True)
@@ -215,6 +215,8 @@ def load_as_of(
     as_of: datetime | int,
 ) -> Operation[Loaded[EntityT]]:
     """An entity as it stood at a time, or right after the event at a position of the log."""
+    if not isinstance(as_of, int):
+        require_time(as_of)
     path = kind.__entity__.path_of(entity_id)
     return (yield from past_of(settings, codec, kind, path, as_of)).loaded
 

@@ -17,7 +17,7 @@ from fencepost.client.errors import require
 from fencepost.events.codec import Codec
 from fencepost.events.errors import DefinitionError
 from fencepost.events.retry import Retry
-from fencepost.events.types import Entity, Event, Recorded
+from fencepost.events.types import Entity, Event, Recorded, require_entity
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.limits import Limits
 from fencepost.protocol.paths import check_path
@@ -112,7 +112,12 @@ class Registry:
         events: Iterable[type[Event]],
         sources: Iterable[str],
     ) -> None:
+        require(not isinstance(entities, type), "entities is a list of classes: entities=[Order]")
         self.entities = tuple(entities)
+        for entity in self.entities:
+            require_entity(entity)
+        require(not isinstance(sources, str), "sources is a list of globs: sources=['imports/*']")
+        require(not isinstance(events, type), "events is a list of classes: events=[Placed]")
         self.codec = Codec(events)
         for entity in self.entities:
             require(
@@ -126,6 +131,7 @@ class Registry:
             dict.fromkeys([*(entity.__entity__.glob for entity in self.entities), *self._others])
         )
         self._globs = [Glob(source) for source in self.sources]
+        self._entity_globs = [Glob(entity.__entity__.glob) for entity in self.entities]
         self._known_sources: dict[str, bool] = {}
         self.reactions: list[Reaction] = []
         self._by_event: dict[str, list[Reaction]] = {}
@@ -165,6 +171,11 @@ class Registry:
     def names(self) -> list[str]:
         """The names of the events that reactions are for."""
         return sorted(self._by_event)
+
+    def require_readable(self, stream: str, events: Iterable[Event]) -> None:
+        """Raise `DefinitionError` for an event with which an entity of the app cannot be loaded."""
+        if any(glob.matches(stream) for glob in self._entity_globs):
+            self.codec.require_known(events, f"the commit to {stream!r}")
 
     def selection(self) -> dict[str, list[str] | None]:
         """What to ask the log for; what is more than it takes is left out, and filtered here."""

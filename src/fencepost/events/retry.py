@@ -35,6 +35,11 @@ class Retry(msgspec.Struct, frozen=True):
     on_exhausted: OnExhausted = "block"
 
     def __post_init__(self) -> None:
+        numbers = (self.retries, self.base_ms, self.cap_ms)
+        require(
+            all(isinstance(number, int) for number in numbers),
+            "retries, base_ms and cap_ms are whole numbers",
+        )
         require(self.retries >= 0, "the number of retries is not negative")
         require(
             self.kind in ("fixed", "linear", "exponential"), "kind is fixed, linear, exponential"

@@ -93,6 +93,7 @@ class Unit:
         kind: type[EntityT] = action.entity  # type: ignore[assignment]
         loaded = yield from self.load(kind, entity_id)
         events = action.decide(loaded.state, loaded.stream, arguments, named)
+        self._app.codec.require_known(events, action.name)
         return self._apply(loaded, events, meta)
 
     def _apply(

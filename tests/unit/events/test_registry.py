@@ -6,7 +6,8 @@ from typing import Any, Union
 
 import pytest
 
-from fencepost.events import App, Breadcrumb, DefinitionError, Recorded
+from fencepost.client.errors import InvalidArgumentError
+from fencepost.events import App, AppSettings, Breadcrumb, DefinitionError, Recorded
 from tests.unit.events.shop import Order, Placed, Reserved, Stock
 
 
@@ -155,3 +156,65 @@ def test_an_unknown_hook_and_a_bad_name_are_refused() -> None:
         App("shop").hook("no-such-hook")
     with pytest.raises(ValueError, match="not of"):
         App("a b")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"entities": Order}, "entities is a list"),
+        ({"entities": [Order()]}, "no class of entities"),
+        ({"entities": [Placed]}, "no class of entities"),
+        ({"events": Placed}, "events is a list"),
+        ({"sources": "imports/*"}, "sources is a list"),
+        ({"settings": {"lease_ms": 5_000}}, "settings is AppSettings"),
+    ],
+)
+def test_what_an_app_is_not_made_of_is_named(named: Any, said: str) -> None:
+    with pytest.raises((DefinitionError, InvalidArgumentError), match=said):
+        App("any", **named)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"lease_ms": "10s"}, "lease_ms is a whole number"),
+        ({"snapshot_every": 0}, "snapshot_every is a number of events"),
+        ({"start": "last"}, "start is 'first', 'now' or a position"),
+    ],
+)
+def test_a_bound_that_cannot_be_is_named(named: Any, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        AppSettings(**named)
+
+
+def test_a_retry_that_is_none_is_refused_where_it_is_declared() -> None:
+    app = App("any", entities=[Order])
+
+    with pytest.raises(DefinitionError, match=r"retry is Retry\(3\), not 3"):
+        app.reaction(Placed, retry=3)  # type: ignore[call-overload]
+
+
+def test_the_schema_of_a_projection_is_given_once() -> None:
+    app = App("any", entities=[Order])
+    app.projection("orders", schema="create table {orders} (sku text)")(_either)
+
+    with pytest.raises(DefinitionError, match="its schema and its retry go with its first"):
+        app.projection("orders", schema="create table {more} (sku text)")(_either)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"final": "Placed"}, "final is a class of events"),
+        ({"age": 30}, r"age is a timedelta\(days=\.\.\.\), not 30"),
+        ({"then": "restrat"}, "then is restart, retire or window"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_named(named: Any, said: str) -> None:
+    with pytest.raises((DefinitionError, InvalidArgumentError), match=said):
+        App("any", entities=[Order]).books(Order, **named)
+
+
+def test_an_app_is_opened_with_a_client() -> None:
+    with pytest.raises(InvalidArgumentError, match="open takes a client"):
+        App("any").open("http://localhost:4437")  # type: ignore[call-overload]

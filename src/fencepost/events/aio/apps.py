@@ -14,14 +14,22 @@ import msgspec
 from fencepost.client.aio.client import AsyncClient
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.aio.readings import AsyncListing
-from fencepost.client.errors import FencepostError, require
+from fencepost.client.errors import FencepostError
 from fencepost.client.group_worker import Working
 from fencepost.events import loading, tracing
 from fencepost.events.aio.books import AsyncBooks
 from fencepost.events.aio.projections import AsyncProjections
 from fencepost.events.background import AsyncBackground
 from fencepost.events.codec import CORRELATION
-from fencepost.events.commits import ANY, Expected, Query, commit, meta_of
+from fencepost.events.commits import (
+    ANY,
+    Expected,
+    Query,
+    commit,
+    meta_of,
+    require_events,
+    require_version,
+)
 from fencepost.events.deciding import Deciding, Done, do
 from fencepost.events.declarations import Declarations
 from fencepost.events.loading import Cache, Loaded
@@ -100,6 +108,8 @@ class AsyncOpenApp:
             causation: What led to it.
             meta: Further values that go with the events.
         """
+        if expected is not None:
+            require_version(expected, "")
         return AsyncActing(self, expected, correlation, causation, meta)
 
     async def do(
@@ -153,9 +163,10 @@ class AsyncOpenApp:
         `expected` is `ANY`, `NO_STREAM`, `STREAM_EXISTS` or the version of its last event. If it
         does not, nothing is stored: `ConcurrencyError`. An empty list does nothing.
         """
-        require(not isinstance(events, Event), "commit takes a list of events: [event]")
+        require_events(events)
         if not events:
             return []
+        self.app.registry.require_readable(stream, events)
         given = self._meta(correlation, causation, meta)
         with self._commit_span(stream, given) as carried:
             stored = await self._driver.run(

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self
 
 import msgspec
 
-from fencepost.client.errors import FencepostError, require
+from fencepost.client.errors import FencepostError
 from fencepost.client.group_worker import Working
 from fencepost.client.sync.client import Client
 from fencepost.client.sync.groups import Group
@@ -20,7 +20,15 @@ from fencepost.client.sync.readings import Listing
 from fencepost.events import loading, tracing
 from fencepost.events.background import Background
 from fencepost.events.codec import CORRELATION
-from fencepost.events.commits import ANY, Expected, Query, commit, meta_of
+from fencepost.events.commits import (
+    ANY,
+    Expected,
+    Query,
+    commit,
+    meta_of,
+    require_events,
+    require_version,
+)
 from fencepost.events.deciding import Deciding, Done, do
 from fencepost.events.declarations import Declarations
 from fencepost.events.loading import Cache, Loaded
@@ -99,6 +107,8 @@ class OpenApp:
             causation: What led to it.
             meta: Further values that go with the events.
         """
+        if expected is not None:
+            require_version(expected, "")
         return Acting(self, expected, correlation, causation, meta)
 
     def do(
@@ -152,9 +162,10 @@ class OpenApp:
         `expected` is `ANY`, `NO_STREAM`, `STREAM_EXISTS` or the version of its last event. If it
         does not, nothing is stored: `ConcurrencyError`. An empty list does nothing.
         """
-        require(not isinstance(events, Event), "commit takes a list of events: [event]")
+        require_events(events)
         if not events:
             return []
+        self.app.registry.require_readable(stream, events)
         given = self._meta(correlation, causation, meta)
         with self._commit_span(stream, given) as carried:
             stored = self._driver.run(
