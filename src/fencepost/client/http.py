@@ -133,6 +133,11 @@ def wire_target(address: Address, request: Request) -> str:
     return request.target if request.absolute else address.prefix + request.target
 
 
+def path_of(address: Address, request: Request) -> str:
+    """What errors and the log call a request: without the query, which may hold a secret."""
+    return wire_target(address, request).partition("?")[0]
+
+
 def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse names and values that would not stay on their line."""
     for name, value in headers.items():

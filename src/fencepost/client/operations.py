@@ -47,6 +47,13 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
+BYTES = (bytes, bytearray, memoryview)
+BYTES_REFUSED = (
+    "bytes are no JSON value: append the value itself, or create the stream for bytes, with"
+    ' content_type="application/octet-stream"'
+)
+
+
 def is_json(content_type: str) -> bool:
     return media_type(content_type) == JSON
 
@@ -75,18 +82,27 @@ def check_origin(settings: ClientSettings, path: str) -> str:
     return check_path(path)
 
 
-def encode_message(data: Any, content_type: str) -> bytes:
-    """One message as a body: a JSON value in an array of its own, so that an array stays one."""
-    if is_json(content_type):
-        return b"[%b]" % encode_json(data)
-    return encode_bytes(data)
-
-
 def encode_messages(messages: Iterable[Any], content_type: str) -> bytes:
     """Several messages as one body."""
-    if is_json(content_type):
-        return encode_json(list(messages))
-    return b"".join(map(encode_bytes, messages))
+    given = listed(messages)
+    if not is_json(content_type):
+        return b"".join(map(encode_bytes, given))
+    if holds_bytes(given):
+        raise UnencodableError(BYTES_REFUSED)
+    return encode_json(given)
+
+
+def listed(messages: Iterable[Any]) -> list[Any]:
+    """Several messages; raises for one message, whose letters or keys would be stored instead."""
+    several = hasattr(messages, "__iter__") and not isinstance(messages, (str, *BYTES, Mapping))
+    kind = type(messages).__name__
+    require(several, f"several messages are a list, not {kind}: store one message with append")
+    return list(messages)
+
+
+def holds_bytes(messages: Iterable[Any]) -> bool:
+    """Whether bytes are among the messages: JSON would hold base64 of them."""
+    return any(isinstance(data, BYTES) for data in messages)
 
 
 def encode_json(data: Any) -> bytes:
@@ -159,6 +175,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         if self.producer_if is not None:
             require(min(self.producer_if) >= 0, "producer_if is an epoch and a seq, both from 0 on")
 
+    @property
+    def makes(self) -> bool:
+        """Whether a stream that does not exist is made."""
+        return self.auto_create or self.if_none_match is not None
+
     def headers(self) -> list[tuple[str, str]]:
         """As they go on the wire."""
         headers: list[tuple[str, str]] = []
@@ -212,7 +233,7 @@ def append(
     if not named and retry:
         condition = msgspec.structs.replace(condition, key=new_key(settings))
     headers = condition.headers()
-    if body or condition.auto_create or condition.if_none_match:
+    if body or condition.makes:
         headers.insert(0, ("Content-Type", content_type))
     request = Request("POST", stream_target(path), tuple(headers), body)
     # Closing alone is the same however often it is done.

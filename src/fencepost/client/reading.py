@@ -39,7 +39,7 @@ from fencepost.client.retry import (
     is_redirect,
     retry_after,
 )
-from fencepost.client.settings import ClientSettings
+from fencepost.client.settings import WARNED_ATTEMPT, ClientSettings
 from fencepost.client.sse import EVENT_BYTES_MAX, EventParser
 
 T = TypeVar("T")
@@ -89,7 +89,8 @@ class Cursor(Generic[T]):
     """A place in a stream, and the way to what follows it."""
 
     def __init__(self, settings: ClientSettings, path: str, offset: str | None, kind: Any) -> None:
-        require(offset != "", "offset is one that the server gave, or now")
+        told = offset is None or (offset != "" and isinstance(offset, str))
+        require(told, f"offset is a text that the server gave, or now, not {offset!r}")
         self._settings = settings
         self._path = path
         self._kind = kind
@@ -413,7 +414,7 @@ class Follower(Cursor[T]):
         delay = self._settings.retries.delay(self._failures, clock.random(), retry_after(failure))
         self._failures += 1
         log.log(
-            logging.WARNING if self._failures == 3 else logging.DEBUG,
+            logging.WARNING if self._failures == WARNED_ATTEMPT else logging.DEBUG,
             "following %s was interrupted, going on from %s in %.2f s: %s",
             *(self._path, self.offset, delay, failure),
         )

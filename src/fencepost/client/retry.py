@@ -19,6 +19,7 @@ what was lost does not come back by itself.
 
 from __future__ import annotations
 
+import logging
 from enum import Enum
 from urllib.parse import urlencode
 
@@ -33,8 +34,10 @@ from fencepost.client.errors import (
     ResponseError,
     error_of,
 )
-from fencepost.client.http import Request, Response, check_headers, redirected, wire_target
-from fencepost.client.settings import ClientSettings, RetryWith, Value
+from fencepost.client.http import Request, Response, check_headers, path_of, redirected
+from fencepost.client.settings import WARNED_ATTEMPT, ClientSettings, RetryWith, Value
+
+log = logging.getLogger(__name__)
 
 REPEATED = frozenset((408, 425, 429, 500, 502, 503, 504, 507))
 NOTHING_DONE = frozenset(("storage_unavailable", "storage_full", "too_many_waiters"))
@@ -105,6 +108,14 @@ def exchange(settings: ClientSettings, request: Request, kind: Kind) -> Operatio
         late = clock.monotonic_ms() + delay * 1000 > ends_ms
         if not repeatable or attempt >= retries.attempts_max or late:
             raise _final(failure, kind, uncertain)
+        log.log(
+            logging.WARNING if attempt == WARNED_ATTEMPT else logging.DEBUG,
+            "%s %s is not done yet, trying again for up to %.0f s: %s",
+            request.method,
+            path_of(settings.address, request),
+            (ends_ms - clock.monotonic_ms()) / 1000,
+            failure,
+        )
         yield Sleep(delay)
 
 
@@ -118,7 +129,7 @@ def asked_user(
     hook = settings.on_error
     if hook is None:
         return None
-    path = wire_target(settings.address, request).partition("?")[0]
+    path = path_of(settings.address, request)
     headers = failure.headers if isinstance(failure, ResponseError) else {}
     failure.locate(request.method, path, failure.status, headers)
     answer: RetryWith | bool | None = yield Call(lambda: hook(failure))

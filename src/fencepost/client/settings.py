@@ -35,12 +35,14 @@ class Timeouts:
 class Retries:
     """How often and for how long a request that may be repeated is repeated."""
 
-    attempts_max: int = 12
+    attempts_max: int = 40
+    """Enough for delays to fill `seconds_max`, and a bound for answers that ask for the next."""
     seconds_max: float = 60.0
     """After this much time no further attempt begins."""
     delay_seconds_min: float = DELAY_SECONDS
     """The bound of the first delay; by default not more than `delay_seconds_max`."""
     delay_seconds_max: float = 5.0
+    """The bound of every delay, which doubles up to it."""
 
     def __post_init__(self) -> None:
         require(self.attempts_max >= 1, "attempts_max is at least 1: the first attempt counts")
@@ -63,6 +65,8 @@ class Retries:
 
 
 NO_RETRIES = Retries(attempts_max=1)
+WARNED_ATTEMPT = 3
+"""The failure in a row that is logged as a warning: a program that waits says what for, once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

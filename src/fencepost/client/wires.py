@@ -31,6 +31,7 @@ class AsyncWire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._loop = asyncio.get_running_loop()
 
     @classmethod
     async def dial(cls, address: Address, timeouts: Timeouts) -> AsyncWire:
@@ -80,9 +81,13 @@ class AsyncWire:
 
     @property
     def usable(self) -> bool:
-        """Whether both sides still hold the connection open and nothing unread has arrived."""
+        """Whether both sides still hold the connection open and nothing unread has arrived.
+
+        A connection belongs to its event loop: a client that is used in another one connects anew.
+        """
         return (
-            not self._reader.at_eof()
+            self._loop is asyncio.get_running_loop()
+            and not self._reader.at_eof()
             and self._reader.exception() is None
             and not self._writer.is_closing()
         )

@@ -33,8 +33,8 @@ NOTHING_STORED = Response(
 class Script:
     """Runs an operation against prepared answers, in a time that only it moves."""
 
-    def __init__(self, *answers: Response | Exception, **given: Any) -> None:
-        self.clock = SimClock()
+    def __init__(self, *answers: Response | Exception, seed: int = 0, **given: Any) -> None:
+        self.clock = SimClock(seed=seed)
         self.settings = ClientSettings(address=parse_url("http://x"), clock=self.clock, **given)
         self.answers = list(answers)
         self.sent: list[Request] = []
@@ -118,6 +118,15 @@ def test_retry_after_is_honoured_and_time_is_bounded() -> None:
     with pytest.raises(OutcomeUnknownError):
         impatient.append()
     assert impatient.slept == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_server_that_is_away_is_waited_for_a_minute(seed: int) -> None:
+    script = Script(*[REFUSED] * 100, seed=seed)
+
+    with pytest.raises(ConnectionFailedError):
+        script.append()
+    assert 50 < sum(script.slept) <= 60
 
 
 def test_what_is_wrong_is_not_repeated() -> None:

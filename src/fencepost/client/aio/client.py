@@ -56,7 +56,7 @@ class AsyncClient:
         """A stream by its path, or by its full URL on this server, without asking for it.
 
         Without `content_type`, appends take it for JSON until the server says otherwise; then its
-        type is asked for once. A producer asks for it before its first message. `headers` and
+        type is asked for once, before bytes are sent. `headers` and
         `params` go with every request about this stream, as in `connect`.
         """
         return AsyncStream(self._driver, path, content_type, headers=headers, params=params)
@@ -84,7 +84,7 @@ class AsyncClient:
             expires_at=expires_at,
             closed=closed,
         )
-        given = list(messages)
+        given = operations.listed(messages)
         body = operations.encode_messages(given, content_type) if given else b""
         operations.check_origin(self._driver.settings, path)
         settings = self._driver.settings.carrying(headers, params)

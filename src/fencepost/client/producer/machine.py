@@ -13,6 +13,7 @@ connections and of the time. Two rules carry everything:
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ import msgspec
 from fencepost.client.errors import (
     ConnectionFailedError,
     EpochContestedError,
+    FencepostError,
     OutcomeUnknownError,
     ProducerClosedError,
     ProducerFailedError,
@@ -34,10 +36,18 @@ from fencepost.client.errors import (
     require,
 )
 from fencepost.client.http import Response
-from fencepost.client.operations import ENCODING_FAILURES, encode_bytes, is_about_type
+from fencepost.client.operations import (
+    BYTES,
+    BYTES_REFUSED,
+    ENCODING_FAILURES,
+    encode_bytes,
+    is_about_type,
+)
 from fencepost.client.results import Receipt
 from fencepost.client.retry import REPEATED, retry_after
-from fencepost.client.settings import Retries
+from fencepost.client.settings import WARNED_ATTEMPT, Retries
+
+log = logging.getLogger(__name__)
 
 BATCH_MESSAGES_MAX = 50_000
 """Messages in one batch: half of what our server takes."""
@@ -122,6 +132,8 @@ class PendingBatch:
         buffer = self._buffer
         before = len(buffer)
         if self._json:
+            if self._originals is None and isinstance(data, BYTES):
+                raise UnencodableError(BYTES_REFUSED)
             try:
                 _ENCODER.encode_into(data, buffer, before)
             except BaseException as error:
@@ -156,6 +168,11 @@ class PendingBatch:
     def retypable(self) -> bool:
         """Whether the messages could be those of a stream that is not JSON."""
         return self._originals is not None
+
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether bytes are among them, which a stream of JSON must not get."""
+        return any(isinstance(data, bytes) for data in self._originals or ())
 
     def retype(self) -> bool:
         """Encode the messages for a stream that is not JSON; false if they cannot be."""
@@ -307,13 +324,21 @@ class Machine(Generic[B]):
         self._doom(reason)
         self._lose_wire()
 
-    def retype(self) -> None:
+    @property
+    def _waiting(self) -> list[B]:
+        """Every batch that is not settled."""
+        last = [] if self._batch is None else [self._batch]
+        return [*self._unsettled, *self._sealed, *last]
+
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether what waits was taken for JSON although bytes are in it."""
+        return any(batch.holds_bytes for batch in self._waiting)
+
+    def retype(self, refusal: FencepostError) -> None:
         """The stream is not JSON: encode what was appended as texts and bytes."""
-        refusal, self.mistyped = self.mistyped, None
-        assert refusal is not None
-        waiting = [*self._unsettled, *self._sealed]
-        if self._batch is not None:
-            waiting.append(self._batch)
+        self.mistyped = None
+        waiting = self._waiting
         self.pending_bytes -= sum(batch.weight for batch in waiting)
         fits = all(batch.retype() for batch in waiting)
         self.pending_bytes += sum(batch.weight for batch in waiting)
@@ -681,6 +706,11 @@ class Machine(Generic[B]):
     def _back_off(self, failure: Exception, now: float) -> None:
         delay = self._settings.retries.delay(self._failures, self._dice(), retry_after(failure))
         self._failures += 1
+        log.log(
+            logging.WARNING if self._failures == WARNED_ATTEMPT else logging.DEBUG,
+            "the producer on %s cannot store its messages yet, and tries again: %s",
+            *(self._path, failure),
+        )
         self._not_before = max(self._not_before, now + delay)
 
     def gives_up_at(self) -> float | None:

@@ -17,12 +17,14 @@ from weakref import WeakSet
 from fencepost.client.effects import Operation
 from fencepost.client.errors import (
     ConnectionFailedError,
+    FencepostError,
     ProducerFailedError,
     ResponseError,
+    UnencodableError,
     require,
 )
-from fencepost.client.http import Request, render_head, wire_target
-from fencepost.client.operations import is_json, new_key, stream_target
+from fencepost.client.http import Request, path_of, render_head
+from fencepost.client.operations import BYTES_REFUSED, is_json, new_key, stream_target
 from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
 from fencepost.client.results import Receipt
 from fencepost.client.retry import REPEATED, Kind, dressed, exchange
@@ -123,14 +125,14 @@ class Session(Generic[B]):
             clock.random,
             epoch=epoch,
             seq=seq,
-            path=wire_target(settings.address, Request("POST", self._target)).partition("?")[0],
+            path=path_of(settings.address, Request("POST", self._target)),
         )
 
     def now(self) -> float:
         return self.settings.clock.monotonic_ns() / 1e9
 
-    def _learn_type(self, refusal: ResponseError) -> Operation[None]:
-        """Ask what the stream holds, after a batch was refused because it does not hold JSON."""
+    def _learn_type(self, refusal: FencepostError) -> Operation[None]:
+        """Ask what the stream holds; if it is JSON, `refusal` is why the producer ends."""
         try:
             answer = yield from exchange(self.settings, Request("HEAD", self._target), Kind.READ)
             content_type = answer.response.headers.get("content-type", JSON)
@@ -142,12 +144,14 @@ class Session(Generic[B]):
         if self.content.json:
             self.machine.abandon(refusal)
         else:
-            self.machine.retype()
+            self.machine.retype(refusal)
 
     def dress(self) -> Operation[None]:
         """Ask for what every request carries, once for each connection."""
         if self.machine.mistyped is not None:
             yield from self._learn_type(self.machine.mistyped)
+        elif not self.content.is_known and self.machine.holds_bytes:
+            yield from self._learn_type(UnencodableError(BYTES_REFUSED))
         headers = (("Content-Type", self.content.type), ("Producer-Id", self._producer_id))
         request = yield from dressed(self.settings, Request("POST", self._target, headers))
         # All but the lines that differ from batch to batch.

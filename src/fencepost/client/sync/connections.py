@@ -28,8 +28,8 @@ from fencepost.client.http import (
     Request,
     Response,
     ResponseParser,
+    path_of,
     render_head,
-    wire_target,
 )
 from fencepost.client.settings import ClientSettings
 from fencepost.client.wires import Wire, call, sleep, wait
@@ -241,8 +241,7 @@ class Driver:
             operation.close()
 
     def _locate(self, error: FencepostError, asked: Request, response: Response | None) -> None:
-        # The query is left out: it may hold a secret.
-        path = wire_target(self.settings.address, asked).partition("?")[0]
+        path = path_of(self.settings.address, asked)
         if isinstance(error, ResponseError):
             error.locate(asked.method, path, error.status, error.headers)
         elif response is None:

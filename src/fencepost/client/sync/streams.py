@@ -12,8 +12,10 @@ from fencepost.client.errors import (
     BooksClosedError,
     ConflictError,
     FencepostError,
+    ForbiddenError,
     SequenceGapError,
     StreamClosedError,
+    StreamNotFoundError,
     StreamSeqError,
 )
 from fencepost.client.operations import Condition, Creation, Producing
@@ -136,7 +138,8 @@ class Stream:
             strict=strict,
             lease=lease,
         )
-        return self._store(list(messages), condition, headers, params, retry=retry)
+        several = operations.listed(messages)
+        return self._store(several, condition, headers, params, retry=retry)
 
     def producer(
         self,
@@ -314,6 +317,15 @@ class Stream:
     ) -> Appended:
         """Append messages as what the stream holds, which is asked for if it is not JSON."""
         settings = self._settings.carrying(headers, params)
+        if not self._is_typed and operations.holds_bytes(messages):
+            # A stream of JSON must not get them, so it is asked for its type before.
+            try:
+                self._learn_type(settings, None)
+            except StreamNotFoundError:
+                if not condition.makes:
+                    raise
+            except ForbiddenError:
+                pass  # the caller may append and not ask
         body = operations.encode_messages(messages, self.content_type)
         try:
             return self._append(settings, body, condition, retry=retry)
@@ -327,11 +339,11 @@ class Stream:
         body = operations.encode_messages(messages, self.content_type)
         return self._append(settings, body, condition, retry=retry)
 
-    def _learn_type(self, settings: ClientSettings, error: FencepostError) -> None:
+    def _learn_type(self, settings: ClientSettings, error: FencepostError | None) -> None:
         """Ask for the type of a stream that was opened without one; raise if it is JSON indeed."""
         found = self._driver.run(operations.head(settings, self.path))
         self._is_typed = True
-        if operations.is_json(found.content_type):
+        if operations.is_json(found.content_type) and error is not None:
             raise error
         self.content_type = found.content_type
 
