@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -160,6 +161,117 @@ def test_a_new_version_is_built_beside_the_live_one_and_switched(
     assert switched == [(f"orders/{app}-0", 20)]
     assert states == [(1, False), (2, True)]
     assert seen[-1] == (reached, reached)
+
+
+def test_workers_of_the_old_version_go_on_and_leave_the_new_one_to_its_readers(
+    server_process: ServerProcess, database: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    """Both run for a while in every deploy. Only a rebuild by hand goes back."""
+    database = str(tmp_path / "shared.db") if database == ":memory:" else database
+    app, sku = names
+    second = app_with(database, app, sku, version=2, times=10)
+    with (
+        fencepost.connect(server_process.url) as client,
+        app_with(database, app, sku).open(client, projections=database) as old,
+        second.open(client, projections=database) as new,
+    ):
+        old.do(Order.place, f"{app}-0", sku=sku, quantity=2)
+        old.settle()
+        new.settle()
+        assert rows(old) == [(f"orders/{app}-0", 20)]
+
+        old.do(Order.place, f"{app}-1", sku=sku, quantity=3)
+        old.settle()
+
+        assert rows(old) == [(f"orders/{app}-0", 20)]
+        assert [(one.version, one.live) for one in old.projections.statuses()] == [
+            (1, False),
+            (2, True),
+        ]
+        old.projections.rebuild("listed")
+        assert rows(new) == [(f"orders/{app}-0", 2), (f"orders/{app}-1", 3)]
+
+
+def test_a_schema_that_changed_without_its_version_is_refused_until_it_is_built_anew(
+    server_process: ServerProcess, database: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    database = str(tmp_path / "shared.db") if database == ":memory:" else database
+    app, sku = names
+
+    def with_schema(schema: str) -> App:
+        shop = App(app, entities=[Order, Stock])
+
+        @shop.projection("listed", schema=schema)
+        def listed(event: Recorded[Placed], db: Transaction) -> None:
+            if event.data.sku == sku:
+                values = f"({mark(database)}, {mark(database)})"
+                db.execute(
+                    f"insert into {{listed}} (stream, quantity) values {values}",
+                    (event.stream, event.data.quantity),
+                )
+
+        return shop
+
+    made = "create table {listed} (stream text, quantity integer)"
+    wider = "create table {listed} (stream text, quantity integer, note text default 'new')"
+    with fencepost.connect(server_process.url) as client:
+        with with_schema(made).open(client, projections=database) as shop:
+            shop.do(Order.place, f"{app}-0", sku=sku, quantity=2)
+            shop.settle()
+        with with_schema(made.replace(" (", "\n    (")).open(client, projections=database) as shop:
+            shop.settle()  # it says the same
+        with with_schema(wider).open(client, projections=database) as shop:
+            with pytest.raises(DefinitionError, match=r"listed v1 has changed: raise its version"):
+                shop.settle()
+            shop.projections.rebuild("listed", after=-1)
+            shop.settle()
+
+            assert shop.projections.read("select note from listed") == [("new",)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("create tabel {listed} (stream text)", r"create tabel listed_v1"),
+        ("create table {taken} (stream text)", r"taken_v1"),
+    ],
+)
+def test_a_schema_that_cannot_be_made_is_shown_with_its_projection(
+    server_process: ServerProcess, database: str, names: tuple[str, str], schema: str, said: str
+) -> None:
+    app, _sku = names
+    shop = App(app, entities=[Order])
+
+    @shop.projection("listed", schema=schema)
+    def listed(event: Recorded[Placed], db: Transaction) -> None: ...
+
+    with (
+        fencepost.connect(server_process.url) as client,
+        shop.open(client, projections=database) as opened,
+    ):
+        with opened.projections.store._transaction() as execute:
+            execute("create table taken_v1 (stream text)")
+        with pytest.raises(DefinitionError, match=f"listed v1 cannot be made.*{said}"):
+            opened.settle()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("mysql://db/shop", "a file, :memory: or postgresql://"),
+        ("/no/such/folder/shop.db", "/no/such/folder/shop.db"),
+    ],
+)
+def test_a_database_that_cannot_be_is_named(
+    server_process: ServerProcess, address: str, said: str
+) -> None:
+    app = app_with(address, "nowhere", "tea")
+    with (
+        fencepost.connect(server_process.url) as client,
+        pytest.raises((InvalidArgumentError, sqlite3.OperationalError), match=said),
+        app.open(client, projections=address) as shop,
+    ):
+        shop.projections.statuses()
 
 
 def test_building_another_version_anew_leaves_the_live_one_to_its_readers(

@@ -91,7 +91,7 @@ def rebuild(
     with connection.client() as client:
         run = _running(found, name, database, client)
         try:
-            run.store.prepare(run.projection)
+            run.store.prepare(run.projection, anew=anew)
             if anew:
                 run.store.reset(run.projection, -1)
             taken = run.store.take_parts(run.projection, count)
@@ -108,7 +108,7 @@ def rebuild(
             fence, live = taken[0].fence, taken[0].live
             joined = run.store.join_parts(run.projection, fence, until)
             if joined and not live:
-                joined = run.store.switch(run.projection, Taken(fence, until, live))
+                joined = run.store.switch(run.projection, Taken(fence, until, live), back=True)
             if not joined:
                 raise ProjectionLostError(f"{run.projection.group} was taken by another worker")
         finally:

@@ -57,7 +57,8 @@ class AsyncProjections:
         """
         require(name in self._app.projections, f"the app has no projection {name!r}")
         run = self._run(name)
-        await async_in_thread(lambda: run.store.prepare(run.projection))
+        anew = after is not None and after < 0
+        await async_in_thread(lambda: run.store.prepare(run.projection, anew=anew))
         applied = await self._driver.run(rebuild(run, after=after, progress=on_progress))
         return applied.position
 

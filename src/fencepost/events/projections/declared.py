@@ -62,6 +62,11 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
         """The tables that exist once per version."""
         return list(dict.fromkeys(name for text in self.schema for name in _TABLE.findall(text)))
 
+    @property
+    def schema_text(self) -> str:
+        """The schema without what makes no difference in SQL."""
+        return "; ".join(" ".join(text.split()) for text in self.schema)
+
     def sql(self, text: str) -> str:
         """A statement with the names of this version's tables."""
         return _named(text, self.version)

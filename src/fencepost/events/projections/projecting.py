@@ -188,7 +188,9 @@ def rebuild(run: Projecting, *, after: int | None, progress: Progress | None) ->
     if applied.error is not None:
         raise applied.error
     if not taken.live:
-        switched = yield Call(_blocking(run, lambda: run.store.switch(run.projection, taken)))
+        switched = yield Call(
+            _blocking(run, lambda: run.store.switch(run.projection, taken, back=True))
+        )
         if not switched:
             raise ProjectionLostError(f"{run.projection.group} was taken by another worker")
     return applied

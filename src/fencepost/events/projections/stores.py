@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fencepost.client.errors import require
 from fencepost.events.errors import DefinitionError
 from fencepost.events.projections.declared import Projection
 from fencepost.events.types import Recorded
@@ -32,6 +33,10 @@ PARTS = """create table if not exists fencepost_projection_parts (
     position bigint not null, fence bigint not null,
     primary key (app, name, version, part))"""
 """The parts of a projection that is being built in parallel, each with a checkpoint of its own."""
+SCHEMAS = """create table if not exists fencepost_projection_schemas (
+    app text not null, name text not null, version integer not null, schema text not null,
+    primary key (app, name, version))"""
+"""What the tables of a version were made with."""
 BUSY_SECONDS = 60.0
 OPEN_TRANSACTION_MS = 60_000
 """PostgreSQL ends the transaction of a worker that is silent for so long inside it."""
@@ -110,21 +115,26 @@ class ProjectionStore:
         self._lock = threading.RLock()
         self._connection: Any = None
 
-    def prepare(self, projection: Projection) -> None:
-        """Make the tables of a projection; the first version of one is live at once."""
+    def prepare(self, projection: Projection, *, anew: bool = False) -> None:
+        """Make the tables of a projection; the first version of one is live at once.
+
+        Raises `DefinitionError` if they were made with another schema, unless they are to be made
+        anew.
+        """
         key = (projection.app, projection.name)
         with self._transaction() as execute:
             self._wait_for_others(execute)
-            execute(STATES)
-            execute(PARTS)
+            for text in (STATES, PARTS, SCHEMAS):
+                execute(text)
             known = execute(
                 self._sql("select version, live from fencepost_projections where app=? and name=?"),
                 key,
             ).fetchall()
             if any(version == projection.version for version, _ in known):
+                if not anew:
+                    self._compare_schema(execute, projection)
                 return
-            for text in projection.schema:
-                execute(projection.sql(text))
+            self._make_tables(execute, projection)
             live = not any(live for _, live in known)
             execute(
                 self._sql("insert into fencepost_projections values (?, ?, ?, -1, 0, ?)"),
@@ -132,6 +142,37 @@ class ProjectionStore:
             )
             if live:
                 self._show(execute, projection)
+
+    def _make_tables(self, execute: Callable[..., Cursor], projection: Projection) -> None:
+        for text in map(projection.sql, projection.schema):
+            try:
+                execute(text)
+            except Exception as error:
+                raise DefinitionError(
+                    f"the schema of the projection {projection.name} v{projection.version} cannot "
+                    f"be made: {str(error).splitlines()[0]}, in: {text}"
+                ) from error
+        where = "where app=? and name=? and version=?"
+        execute(self._sql(f"delete from fencepost_projection_schemas {where}"), _key(projection))
+        execute(
+            self._sql("insert into fencepost_projection_schemas values (?, ?, ?, ?)"),
+            (*_key(projection), projection.schema_text),
+        )
+
+    def _compare_schema(self, execute: Callable[..., Cursor], projection: Projection) -> None:
+        made = execute(
+            self._sql(
+                "select schema from fencepost_projection_schemas"
+                " where app=? and name=? and version=?"
+            ),
+            _key(projection),
+        ).fetchone()
+        if made is not None and made[0] != projection.schema_text:
+            raise DefinitionError(
+                f"the schema of the projection {projection.name} v{projection.version} has "
+                "changed: raise its version, and new tables are built beside these, or rebuild it "
+                "with after=-1, which makes these anew"
+            )
 
     def take(self, projection: Projection) -> Taken:
         """Take a projection: whatever worker had it before can write no more.
@@ -244,8 +285,7 @@ class ProjectionStore:
             if live:  # else the view shows another version
                 execute(f"drop view if exists {table}")
             execute(f"drop table if exists {table}_v{projection.version}")
-        for text in projection.schema:
-            execute(projection.sql(text))
+        self._make_tables(execute, projection)
         if live:
             self._show(execute, projection)
         self._put(execute, projection, -1)
@@ -325,9 +365,21 @@ class ProjectionStore:
             else:
                 self._put(execute, projection, position)
 
-    def switch(self, projection: Projection, taken: Taken) -> bool:
-        """Make this version the live one, in one transaction; False if it was taken."""
+    def switch(self, projection: Projection, taken: Taken, *, back: bool = False) -> bool:
+        """Make this version the live one, in one transaction; False if it was taken.
+
+        Only with `back` it takes the place of a newer one: workers of both may run for a while.
+        """
         with self._transaction() as execute:
+            newest = execute(
+                self._sql(
+                    "select max(version) from fencepost_projections"
+                    " where app=? and name=? and live=1"
+                ),
+                (projection.app, projection.name),
+            ).fetchone()[0]
+            if not back and newest is not None and newest > projection.version:
+                return True
             mine = execute(
                 self._sql(
                     "update fencepost_projections set live=1"
@@ -413,9 +465,12 @@ class SqliteProjections(ProjectionStore):
     """Projections in a SQLite file; `:memory:` keeps them in this process."""
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        try:
+            connection = sqlite3.connect(
+                self._address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.OperationalError as error:
+            raise sqlite3.OperationalError(f"{error}: {self._address}") from None
         if self._address != ":memory:":
             connection.execute("pragma journal_mode=wal")
         return connection
@@ -448,6 +503,11 @@ def store_at(address: str) -> ProjectionStore:
     """The store at an address: `postgresql://...`, a file, or `:memory:`."""
     if address.startswith(("postgresql://", "postgres://")):
         return PostgresProjections(address)
+    require(
+        "://" not in address,
+        "the database of projections is a file, :memory: or postgresql://..., and not "
+        + address.partition("://")[0],
+    )
     return SqliteProjections(address)
 
 

@@ -58,7 +58,8 @@ class Projections:
         """
         require(name in self._app.projections, f"the app has no projection {name!r}")
         run = self._run(name)
-        in_thread(lambda: run.store.prepare(run.projection))
+        anew = after is not None and after < 0
+        in_thread(lambda: run.store.prepare(run.projection, anew=anew))
         applied = self._driver.run(rebuild(run, after=after, progress=on_progress))
         return applied.position
 
