@@ -97,7 +97,8 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         said = refusal("--port", port, "--data", str(tmp_path / "data"))
 
-    assert port in said
+    assert f"another program listens on 127.0.0.1:{port}" in said
+    assert "--port" in said
 
 
 def test_a_folder_in_use_is_said_and_the_first_server_goes_on(tmp_path: Path) -> None:
@@ -113,7 +114,10 @@ def test_a_data_folder_that_is_a_file_is_said(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
 
-    assert str(file) in refusal("--port", "0", "--data", str(file))
+    said = refusal("--port", "0", "--data", str(file))
+
+    assert f"{file} is no folder" in said
+    assert "--data" in said
 
 
 def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path) -> None:

@@ -97,6 +97,31 @@ def test_a_block_sends_heartbeats_and_completes_its_task(jobs: Stream) -> None:
     assert seen.status == "completed"
 
 
+def test_a_task_is_completed_with_one_result(jobs: Stream) -> None:
+    """A second one was dropped without a word."""
+    claim = TaskClaims(jobs, "ada").claim("build")
+
+    claim.complete({"artifact": "a"})
+    claim.complete({"artifact": "a"})  # the same again, as after a lost answer
+    claim.complete()
+    with pytest.raises(ClaimLostError, match="completed with another result"):
+        claim.complete({"artifact": "b"})
+
+    state = TaskClaims(jobs, "bob").get("build")
+    assert state is not None
+    assert state.result == {"artifact": "a"}
+
+
+def test_a_result_that_is_no_json_leaves_the_claim_as_it_is(jobs: Stream) -> None:
+    claim = TaskClaims(jobs, "ada").claim("build")
+
+    with pytest.raises(fencepost.UnencodableError):
+        claim.complete(object())
+
+    assert claim.is_open
+    claim.complete("built")
+
+
 def test_an_exception_in_a_block_releases_its_task(jobs: Stream) -> None:
     claims = TaskClaims(jobs, "ada")
     with pytest.raises(ZeroDivisionError), claims.claim("build"):
@@ -349,9 +374,20 @@ def test_what_is_handed_in_wrongly_is_told_before_anything_is_claimed(
         lambda: ToolExecutor(jobs, other, "ada", partial(handler)),
         lambda: claims.work(wrong(handler)),
         lambda: claims.work(wrong(None)),
+        lambda: claims.work(wrong(print), poll=0),
+        lambda: claims.work(wrong(print), stop=wrong("never")),
+        lambda: claims.claim_with_timeout("build", timeout=-1),
+        lambda: claims.stale(timeout=-1),
+        lambda: claims.reclaim_stale(wrong("60")),
+        lambda: claims.keep_reclaiming(threading.Event(), every=0),
+        lambda: claims.restore(b"no claim"),
+        lambda: Resources(other, "row").update("tea", wrong({"price": 1})),
+        lambda: Resources(other, "row").update("tea", wrong(handler)),
+        lambda: Resources(other, "row").update("tea", wrong(lambda: {"price": 1})),
+        lambda: Resources(other, "row").update("tea", lambda _: {}, retries=-1),
         lambda: Overrides(jobs, "root").free("build", reason="x", kind=wrong("job")),
     ):
-        with pytest.raises(FencepostError):
+        with pytest.raises(fencepost.InvalidArgumentError):
             act()
     assert len(list(other.read())) == before
 

@@ -6,6 +6,7 @@ Logs are one JSON object a line on standard error, or plain lines for a terminal
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import signal
@@ -68,6 +69,13 @@ def sentence_for(error: Exception, store: AnyStoreSettings, host: str, port: int
         return f"the disk failed ({error}): check it, then start again"
     if isinstance(error, StoreAwayError):
         return f"the database at {describe(store)} cannot be reached: {error}"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return (
+            f"another program listens on {host}:{port}, perhaps a fencepost server: stop it, or"
+            " choose another port with --port"
+        )
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{describe(store)} is no folder: choose another one with --data"
     if isinstance(error, OSError):
         return f"cannot serve on {host}:{port} from {describe(store)}: {error}"
     return None

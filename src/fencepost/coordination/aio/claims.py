@@ -23,7 +23,12 @@ from fencepost.client.errors import (
 from fencepost.client.handlers import async_check_handler
 from fencepost.client.heartbeats import AsyncHeartbeats
 from fencepost.client.wires import async_call, async_wait
-from fencepost.coordination.rules.checks import check_stream, check_timeout
+from fencepost.coordination.rules.checks import (
+    check_event,
+    check_seconds,
+    check_stream,
+    check_timeout,
+)
 from fencepost.coordination.rules.claims import (
     CLAIM_SECONDS,
     POLL_SECONDS,
@@ -36,6 +41,7 @@ from fencepost.coordination.rules.claims import (
     Kind,
     Outcome,
     TaskState,
+    restored,
 )
 
 AWAY = (ConnectionFailedError, UnavailableError, OutcomeUnknownError)
@@ -236,7 +242,7 @@ class AsyncTaskClaims:
 
     def restore(self, saved: bytes) -> AsyncClaim:
         """A claim that `save` gave, perhaps in another process; `own` proves it."""
-        return self._claim(msgspec.json.decode(saved, type=Held))
+        return self._claim(restored(saved))
 
     async def own(self, claim: AsyncClaim) -> bool:
         """Whether the task still is ours; one request, and nothing is read."""
@@ -272,6 +278,8 @@ class AsyncTaskClaims:
         server that is away.
         """
         async_check_handler(handler, ("claim",))
+        check_event(stop, asyncio.Event)
+        check_seconds(poll, "poll")
         stopping = asyncio.Event() if stop is None else stop
         while not stopping.is_set():
             done = 0
@@ -361,6 +369,8 @@ class AsyncTaskClaims:
 
         Any number may run: each task is put back once. A server that is away is waited for.
         """
+        check_event(stop, asyncio.Event)
+        check_seconds(every, "every")
         while not stop.is_set():
             try:
                 reclaimed = await self.reclaim_stale(timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.client.aio.streams import AsyncStream
-from fencepost.client.errors import FencepostError
+from fencepost.client.errors import InvalidArgumentError
 from fencepost.client.handlers import async_check_handler
 from fencepost.coordination.rules.checks import check_stream
 from fencepost.coordination.rules.claims import CLAIM_SECONDS
@@ -38,7 +38,7 @@ class AsyncToolExecutor:
             check_stream(stream, AsyncStream)
         async_check_handler(handler, ("call",))
         if session._driver is not coordination._driver:
-            raise FencepostError(
+            raise InvalidArgumentError(
                 "the session and the coordination stream must come from one client:"
                 " a commit spans both"
             )

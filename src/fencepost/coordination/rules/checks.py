@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
 from typing import Any
 
-from fencepost.client.errors import FencepostError
+from fencepost.client.errors import InvalidArgumentError, require
 
 
 def check_stream(stream: object, kind: type[Any]) -> None:
     """A sync class takes a stream of a sync client, an async class one of an async client."""
     if not isinstance(stream, kind):
         how = "connect_async" if kind.__name__.startswith("Async") else "connect"
-        raise FencepostError(
-            f"a {kind.__name__} is needed, not {type(stream).__name__}:"
-            f" take the stream from fencepost.{how}"
+        raise InvalidArgumentError(
+            f"a stream of fencepost.{how} is needed ({kind.__name__}), not {type(stream).__name__}"
         )
 
 
 def check_timeout(seconds: float) -> None:
     """Heartbeats go out within it, so it cannot be nothing."""
-    if not seconds > 0:
-        raise FencepostError(f"the timeout of claims is more than 0 seconds, not {seconds!r}")
+    check_seconds(seconds, "the timeout of claims")
+
+
+def check_seconds(seconds: object, what: str, *, zero: bool = False) -> None:
+    """A time is a number, and more than nothing unless nothing has a meaning."""
+    fits = isinstance(seconds, int | float) and (seconds > 0 or (zero and seconds == 0))
+    least = "at least" if zero else "more than"
+    require(fits, f"{what} is {least} 0 seconds, not {seconds!r}")
+
+
+def check_event(event: object, kind: type[Any]) -> None:
+    """What stops a loop is an event that the class can wait for."""
+    where, wait = kind.__module__.partition(".")[0], getattr(event, "wait", None)
+    is_awaited = iscoroutinefunction(wait)
+    fits = hasattr(event, "is_set") and is_awaited == iscoroutinefunction(kind.wait)
+    require(event is None or fits, f"stop is a {where}.{kind.__name__}, not {type(event).__name__}")

@@ -32,9 +32,15 @@ import msgspec
 
 from fencepost.client import state
 from fencepost.client.effects import Operation
-from fencepost.client.errors import EpochGuardedError, FencepostError, ResponseError
-from fencepost.client.operations import Condition, Producing
+from fencepost.client.errors import (
+    EpochGuardedError,
+    FencepostError,
+    InvalidArgumentError,
+    ResponseError,
+)
+from fencepost.client.operations import Condition, Producing, encode_json
 from fencepost.client.settings import ClientSettings
+from fencepost.coordination.rules.checks import check_seconds
 from fencepost.coordination.rules.entries import (
     Entries,
     Entry,
@@ -207,7 +213,9 @@ class Claiming:
 
     def __init__(self, settings: ClientSettings, path: str, owner: str, kind: Kind) -> None:
         if kind not in KINDS:
-            raise FencepostError(f"the kind of a claim is one of {', '.join(KINDS)}, not {kind!r}")
+            raise InvalidArgumentError(
+                f"the kind of a claim is one of {', '.join(KINDS)}, not {kind!r}"
+            )
         check_name(owner, "the owner of claims")
         self.settings = settings
         self._path = path
@@ -226,6 +234,7 @@ class Claiming:
 
     def claim_with_timeout(self, task: str, timeout: float) -> Operation[Held | Found]:
         """The same, and a claim whose holder was silent for `timeout` seconds is taken over."""
+        check_seconds(timeout, "timeout", zero=True)
         found = yield from self._compete(task)
         known = self.known(task)
         if not isinstance(found, Found) or found.outcome != "held" or known is None:
@@ -373,6 +382,10 @@ class Claiming:
         while claim.pending is not None:
             yield from self._settle(claim, settings)
         if claim.status == status and status not in HELD:
+            if result is not None and _value_of(claim.last).get("result") != _as_read(result):
+                raise ClaimLostError(
+                    f"the claim of {claim.task} has ended: it is completed with another result"
+                )
             return  # the answer to the first time was lost, and it was done
         if claim.status not in HELD:
             raise ClaimLostError(f"the claim of {claim.task} has ended: it is {claim.status}")
@@ -445,6 +458,7 @@ class Claiming:
         return Claiming(self.settings, self._path, self._owner, self._kind)
 
     def stale(self, timeout: float) -> Operation[list[TaskState]]:
+        check_seconds(timeout, "timeout", zero=True)
         held = yield from self.open()
         now_ms = yield from server_now_ms(self.settings)
         return [one for one in held if self._is_stale(one, now_ms, timeout)]
@@ -548,6 +562,24 @@ class Claiming:
 
 
 _ONE = list[state.Change]
+
+
+def restored(saved: bytes) -> Held:
+    """The claim that `save` gave."""
+    try:
+        return msgspec.json.decode(saved, type=Held)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise InvalidArgumentError(f"this is no claim that `save` gave: {error}") from None
+
+
+def _value_of(move: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = msgspec.json.decode(move, type=_ONE)[0].value
+    return value
+
+
+def _as_read(value: Any) -> Any:
+    """A JSON value as those see it who read it."""
+    return msgspec.json.decode(encode_json(value))
 
 
 def accepted(claim: Held) -> None:

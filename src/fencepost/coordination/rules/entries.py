@@ -28,7 +28,7 @@ from fencepost.client.errors import (
     StaleEpochError,
 )
 from fencepost.client.http import Request
-from fencepost.client.operations import Condition, Producing
+from fencepost.client.operations import Condition, Producing, encode_json
 from fencepost.client.reading import LogReader, Pages
 from fencepost.client.results import LogEntry, ProducerInfo
 from fencepost.client.retry import Kind, exchange
@@ -38,8 +38,6 @@ from fencepost.coordination.rules.ids import parse_id
 NONCE_BYTES = 16
 LOST = (StaleEpochError, SequenceGapError, ProducerMovedError, ClaimCompletedError)
 """Refusals that say: the entity is elsewhere by now. Any other refusal is raised as it is."""
-
-_ENCODER = msgspec.json.Encoder()
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -292,7 +290,7 @@ def new_move(
     # The builder checks what it builds; this path is hot, and everything in it is ours.
     assert type
     assert key
-    return Move(producer, b"[%b]" % _ENCODER.encode(change), change, after)
+    return Move(producer, b"[%b]" % encode_json(change), change, after)
 
 
 Verdict = Literal["mine", "taken", "lost"]

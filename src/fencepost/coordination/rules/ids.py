@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-from fencepost.client.errors import FencepostError
+from fencepost.client.errors import InvalidArgumentError
 
 
 def claim_id(kind: str, name: str) -> str:
@@ -31,9 +31,11 @@ def parse_id(producer_id: str) -> tuple[str, ...]:
 def check_name(name: object, what: str) -> None:
     """A name is a text, and not empty."""
     if not isinstance(name, str):
-        raise FencepostError(f"{what} is named by a str, not by {type(name).__name__}: {name!r}")
+        raise InvalidArgumentError(
+            f"{what} is named by a str, not by {type(name).__name__}: {name!r}"
+        )
     if not name:
-        raise FencepostError(f"{what} has a name that is not empty")
+        raise InvalidArgumentError(f"{what} has a name that is not empty")
 
 
 def escape(name: str) -> str:

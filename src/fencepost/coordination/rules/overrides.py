@@ -19,6 +19,7 @@ from fencepost.client.errors import (
     CommitPartialError,
     ContentMismatchError,
     FencepostError,
+    InvalidArgumentError,
     ProducerMovedError,
     SequenceGapError,
     StaleEpochError,
@@ -153,4 +154,4 @@ def _plain(value: Any) -> Any:
 
 def _check(reason: str) -> None:
     if not reason.strip() or not reason.isprintable():
-        raise FencepostError("an override has a reason, in one line")
+        raise InvalidArgumentError("an override has a reason, in one line")

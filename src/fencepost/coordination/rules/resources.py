@@ -16,7 +16,8 @@ from msgspec import UNSET
 
 from fencepost.client import state
 from fencepost.client.effects import Call, Operation, Sleep
-from fencepost.client.errors import FencepostError, ResponseError
+from fencepost.client.errors import FencepostError, InvalidArgumentError, ResponseError, require
+from fencepost.client.handlers import check_handler
 from fencepost.client.operations import Producing
 from fencepost.client.settings import ClientSettings
 from fencepost.coordination.rules.entries import (
@@ -156,7 +157,7 @@ class Resourcing(Generic[T]):
     def __init__(self, settings: ClientSettings, path: str, type: str, kind: type[T] | None):
         taken = OURS & _fields(kind)
         if taken:
-            raise FencepostError(
+            raise InvalidArgumentError(
                 f"{_name(kind)} has the field {min(taken)}, which every stored row has for itself:"
                 " give it another name, or read `Row.epoch`, `Row.version` and `Row.override`"
             )
@@ -269,10 +270,12 @@ class Resourcing(Generic[T]):
         retries: int,
         on_conflict: OnConflict[T] | None,
     ) -> Operation[Row[T]]:
+        check_handler(mutate, ("value",))
+
         def value(current: T | None) -> T:
             made = mutate(current)
             if made is None:
-                raise FencepostError("mutate returned None: to remove a row, delete it")
+                raise InvalidArgumentError("mutate returned None: to remove a row, delete it")
             return made
 
         row = self._row((yield from self._change(key, value, retries, on_conflict)))
@@ -294,6 +297,7 @@ class Resourcing(Generic[T]):
         on_conflict: OnConflict[T] | None,
     ) -> Operation[Entry]:
         """Read, change and write until no update came between; `mutate` gives None to delete."""
+        require(retries >= 0, "retries is not negative")
         yield from self.readable(key)
         decided: Merge[T | None] | None = None
         for attempt in range(retries + 1):
@@ -345,9 +349,9 @@ class Resourcing(Generic[T]):
     ) -> Move:
         fields = {} if value is None else msgspec.to_builtins(value)
         if not isinstance(fields, dict):
-            raise FencepostError(f"a resource is an object, not {type(value).__name__}")
+            raise InvalidArgumentError(f"a resource is an object, not {type(value).__name__}")
         if taken := OURS & fields.keys():
-            raise FencepostError(
+            raise InvalidArgumentError(
                 f"the value of {self._type}/{key} has the field {min(taken)}, which every stored"
                 " row has for itself: give it another name"
             )
@@ -396,7 +400,9 @@ class Resourcing(Generic[T]):
         if answer == "last-writer-wins":
             return Merge(wanted)
         if not isinstance(answer, Merge):
-            raise FencepostError(f"a conflict handler answers with a Resolution, not {answer!r}")
+            raise InvalidArgumentError(
+                f"a conflict handler answers with a Resolution, not {answer!r}"
+            )
         return answer
 
 

@@ -24,7 +24,12 @@ from fencepost.client.heartbeats import Heartbeats
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.streams import Stream
 from fencepost.client.wires import call, wait
-from fencepost.coordination.rules.checks import check_stream, check_timeout
+from fencepost.coordination.rules.checks import (
+    check_event,
+    check_seconds,
+    check_stream,
+    check_timeout,
+)
 from fencepost.coordination.rules.claims import (
     CLAIM_SECONDS,
     POLL_SECONDS,
@@ -37,6 +42,7 @@ from fencepost.coordination.rules.claims import (
     Kind,
     Outcome,
     TaskState,
+    restored,
 )
 
 AWAY = (ConnectionFailedError, UnavailableError, OutcomeUnknownError)
@@ -235,7 +241,7 @@ class TaskClaims:
 
     def restore(self, saved: bytes) -> Claim:
         """A claim that `save` gave, perhaps in another process; `own` proves it."""
-        return self._claim(msgspec.json.decode(saved, type=Held))
+        return self._claim(restored(saved))
 
     def own(self, claim: Claim) -> bool:
         """Whether the task still is ours; one request, and nothing is read."""
@@ -271,6 +277,8 @@ class TaskClaims:
         server that is away.
         """
         check_handler(handler, ("claim",))
+        check_event(stop, threading.Event)
+        check_seconds(poll, "poll")
         stopping = threading.Event() if stop is None else stop
         while not stopping.is_set():
             done = 0
@@ -360,6 +368,8 @@ class TaskClaims:
 
         Any number may run: each task is put back once. A server that is away is waited for.
         """
+        check_event(stop, threading.Event)
+        check_seconds(every, "every")
         while not stop.is_set():
             try:
                 reclaimed = self.reclaim_stale(timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fencepost.client.errors import FencepostError
+from fencepost.client.errors import InvalidArgumentError
 from fencepost.client.handlers import check_handler
 from fencepost.client.sync.streams import Stream
 from fencepost.coordination.rules.checks import check_stream
@@ -39,7 +39,7 @@ class ToolExecutor:
             check_stream(stream, Stream)
         check_handler(handler, ("call",))
         if session._driver is not coordination._driver:
-            raise FencepostError(
+            raise InvalidArgumentError(
                 "the session and the coordination stream must come from one client:"
                 " a commit spans both"
             )
