@@ -328,6 +328,27 @@ def test_an_event_that_fails_blocks_the_projection_and_keeps_what_came_before(
         assert "poison" in (row.error or "")
 
 
+def test_a_projection_that_fails_says_so_in_the_log(
+    server_process: ServerProcess,
+    database: str,
+    names: tuple[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, sku = names
+    with (
+        fencepost.connect(server_process.url) as client,
+        app_with(database, app, sku, fail="-0").open(client, projections=database) as shop,
+        caplog.at_level("WARNING", logger="fencepost.events"),
+    ):
+        done = shop.do(Order.place, f"{app}-0", sku=sku, quantity=1)
+        shop.settle()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the projection {app}.listed.v1 failed at position {done.events[0].position}, it is "
+        "blocked: NonRetryableError: poison"
+    ]
+
+
 def test_a_failure_behind_another_event_has_retries_of_its_own(
     server_process: ServerProcess, names: tuple[str, str]
 ) -> None:

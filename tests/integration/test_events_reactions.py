@@ -16,6 +16,7 @@ from fencepost.events import (
     AppSettings,
     AsyncContext,
     Breadcrumb,
+    ConcurrencyError,
     Context,
     NonRetryableError,
     Recorded,
@@ -187,6 +188,49 @@ async def test_a_failed_reaction_is_tried_again_and_then_blocks(opening: Opening
         assert await shop.group.unblock(filter={}) == 1
         await shop.settle()
         assert attempts == [1, 2, 3, 1, 2, 3]
+
+
+async def test_what_fails_is_said_in_the_log_and_to_hooks(
+    opening: Opening, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator who has set up nothing sees why, where and what becomes of it."""
+    app = App(fresh("shop"), entities=[Order], settings=here())
+    seen = watching(app)
+    order = fresh("o")
+
+    @app.reaction(Placed, retry=Retry(1, "fixed", base_ms=0, on_exhausted="park"))
+    def parks(event: Recorded[Placed], context: Context) -> None:
+        if event.stream == f"orders/{order}" and event.data.sku == "tea":
+            raise RuntimeError("no tea")
+        if event.data.sku == "race":
+            raise ConcurrencyError(event.stream, 1, 2, ())
+
+    @app.reaction(Placed, to=lambda event: f"stock/{event.data.sku}")
+    def blocks(event: Recorded[Placed], context: Context) -> None:
+        if event.stream == f"orders/{order}" and event.data.sku == "tea":
+            raise NonRetryableError("no stock")
+
+    with caplog.at_level("WARNING", logger="fencepost.events"):
+        async with opening(app) as shop:
+            done = await shop.do(Order.place, order, sku="tea")
+            await shop.do(Order.place, order, sku="race")
+
+            await shop.settle()
+
+    where = f"for orders/{order} at position {done.events[0].position}"
+    said = [record.getMessage() for record in caplog.records if "position" in record.message]
+    assert sorted(said) == [
+        f"the reaction blocks failed {where}, the target stock/tea is blocked: "
+        "NonRetryableError: no stock",
+        f"the reaction parks failed {where}, it is parked: RuntimeError: no tea",
+        f"the reaction parks failed {where}, it is tried again in 0.0 s: RuntimeError: no tea",
+    ]
+    told = {(crumb.kind, crumb.error) for crumb in seen}
+    assert told >= {
+        ("blocked", "NonRetryableError: no stock"),
+        ("failed", "RuntimeError: no tea"),
+        ("parked", "RuntimeError: no tea"),
+    }
 
 
 async def test_a_permanent_failure_is_not_tried_again(opening: Opening) -> None:

@@ -38,7 +38,7 @@ AsyncHandler = Handler | Callable[[GroupEvent, Lease], Awaitable[Any]]
 AsyncLeaseHandler = Callable[[Lease], Awaitable[LeaseAck | None]]
 LeaseHandler = Callable[[Lease, Callable[[], bool]], LeaseAck | None]
 """Handles a lease; the function tells whether the lease was lost meanwhile."""
-OnAcked = Callable[[Lease, AckedItem], None]
+OnAcked = Callable[[Lease, LeaseAck, AckedItem], None]
 Finished = tuple[Lease, LeaseAck]
 
 log = logging.getLogger(__name__)
@@ -161,5 +161,5 @@ def text_of(error: Exception) -> str:
 def tell(on_acked: OnAcked | None, ended: list[Finished], acked: Acked) -> None:
     """Hand on what became of leases, one by one."""
     if on_acked is not None:
-        for (lease, _), item in zip(ended, acked.items, strict=True):
-            on_acked(lease, item)
+        for (lease, ack), item in zip(ended, acked.items, strict=True):
+            on_acked(lease, ack, item)

@@ -44,7 +44,7 @@ from fencepost.client.settings import JSON, ClientSettings
 from fencepost.events.codec import CORRELATION
 from fencepost.events.commits import is_event, meta_of
 from fencepost.events.deciding import Deciding
-from fencepost.events.errors import EventsError
+from fencepost.events.errors import ConcurrencyError, EventsError
 from fencepost.events.registry import Breadcrumb, Correlated, Reaction, Registry
 from fencepost.events.types import Recorded
 from fencepost.events.units import Turn, Unit
@@ -380,9 +380,9 @@ def _handle(
                 at = event.position
             continue
         unit.take_back()
-        log.debug("the reaction to %s %d failed", event.stream, event.position, exc_info=error)
         retry = reaction.retry if reaction else drain.registry.retry_of(_name(event))
         failure = retry.failure(event.position, error, retry=spent, dice=clock.random())
+        _say(lease, event, failure, reaction, error)
         if event.replayed:
             replayed.append(ReplayedEvent(position=event.position, error=failure.error))
             continue
@@ -393,6 +393,32 @@ def _handle(
     return (yield from _store(drain, lease, unit, kept, _ack(lease, at, replayed)))
 
 
+def _say(
+    lease: Lease,
+    event: GroupEvent,
+    failure: EventFailure,
+    reaction: Reaction | None,
+    error: Exception,
+) -> None:
+    """Log why an event failed and what becomes of it; a lost race shows at debug alone."""
+    if event.replayed or failure.park:
+        becomes = "it is parked"
+    elif failure.permanent:
+        becomes = f"the target {lease.target} is blocked"
+    else:
+        becomes = f"it is tried again in {(failure.delay_ms or 0) / 1000:.1f} s"
+    log.log(
+        logging.DEBUG if isinstance(error, ConcurrencyError) else logging.WARNING,
+        "%s failed for %s at position %d, %s: %s",
+        "a reaction" if reaction is None else f"the reaction {reaction.name}",
+        event.stream,
+        event.position,
+        becomes,
+        failure.error,
+        exc_info=error,
+    )
+
+
 def _blamed(drain: Drain, lease: Lease, refused: _Refused) -> LeaseAck:
     """What to report of the one event whose effects the server refuses."""
     event = refused.events[0]
@@ -400,6 +426,7 @@ def _blamed(drain: Drain, lease: Lease, refused: _Refused) -> LeaseAck:
     spent = 0 if event.replayed else lease.retry
     dice = drain.settings.clock.random()
     failure = retry.failure(event.position, refused.error, retry=spent, dice=dice)
+    _say(lease, event, failure, None, refused.error)
     if event.replayed:
         replayed = [ReplayedEvent(position=event.position, error=failure.error)]
         return LeaseAck(token=lease.token, at=lease.at, replayed=replayed)
@@ -502,7 +529,9 @@ def _store(
     drain.tell(_crumb(drain, "committed", lease, events=sum(len(a.messages) for a in appends)))
     # A commit whose first answer was lost is known again by its key, and says the same.
     for item in done.leases:
-        drain.tell(_crumb(drain, item.outcome, lease, position=item.at))
+        crumb = _crumb(drain, item.outcome, lease, position=item.at)
+        why = None if ack.failure is None else ack.failure.error
+        drain.tell(msgspec.structs.replace(crumb, error=why))
     return None
 
 

@@ -115,8 +115,8 @@ def _drain(
     return drain
 
 
-def _told(drain: Drain) -> Callable[[Lease, AckedItem], None]:
-    def on_acked(lease: Lease, item: AckedItem) -> None:
+def _told(drain: Drain) -> Callable[[Lease, LeaseAck, AckedItem], None]:
+    def on_acked(lease: Lease, ack: LeaseAck, item: AckedItem) -> None:
         drain.tell(
             Breadcrumb(
                 kind=item.outcome,
@@ -125,6 +125,7 @@ def _told(drain: Drain) -> Callable[[Lease, AckedItem], None]:
                 worker=drain.worker,
                 position=item.at,
                 events=len(lease.events),
+                error=None if ack.failure is None else ack.failure.error,
             )
         )
 

@@ -7,6 +7,7 @@ that was restored from a copy goes on from the copy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ from fencepost.events.projections.declared import Projection, ProjectionLostErro
 from fencepost.events.projections.stores import Applied, ProjectionStore, Taken, Transaction
 from fencepost.events.registry import Registry
 from fencepost.events.types import Recorded
+
+log = logging.getLogger(__name__)
 
 InThread = Callable[[Callable[[], Any]], Any | Awaitable[Any]]
 """Runs a function that blocks: itself with the sync client, in a thread with the async one."""
@@ -91,6 +94,7 @@ def handle_lease(
     except Exception as error:
         # The database is away: that is no fault of an event, and is tried again for ever.
         text = text_of(error)
+        log.warning("the database of the projection %s fails: %s", run.projection.group, text)
         failure = EventFailure(position=lease.until, error=text, delay_ms=DATABASE_WAIT_MS)
         return LeaseAck(token=lease.token, failure=failure)
     at = max(applied.position, lease.at)
@@ -100,6 +104,10 @@ def handle_lease(
         failure = run.projection.retry.failure(
             applied.failed, applied.error, retry=spent, dice=run.settings.clock.random()
         )
+        becomes = "it is blocked" if failure.permanent else "it is tried again"
+        text = "the projection %s failed at position %d, %s: %s"
+        said = (run.projection.group, applied.failed, becomes, failure.error)
+        log.warning(text, *said, exc_info=applied.error)
         return LeaseAck(token=lease.token, at=at, failure=failure)
     if not taken.live and applied.position >= live_from:
         yield Call(_blocking(run, lambda: run.store.switch(run.projection, taken)))
