@@ -322,7 +322,7 @@ class ResponseParser:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        self.closing = not self._parser.should_keep_alive()
+        self.closing = self._is_last()
         self.head = Response(status, self._headers)
         self._size = self._fields_size = 0
         self._moved = self._moved or status >= 200
@@ -336,6 +336,16 @@ class ResponseParser:
             self.done.append(self.head)
             self.head = None
             self._fresh()
+
+    def _is_last(self) -> bool:
+        if not self.without_body:
+            return not self._parser.should_keep_alive()
+        # The parser takes an answer without a length to end with its connection. That to a HEAD has
+        # no body, and servers need not send a length with it.
+        connection = self._headers.get("connection", "").lower()
+        if self._parser.get_http_version() == "1.0":
+            return "keep-alive" not in connection
+        return "close" in connection
 
     def on_body(self, body: bytes) -> None:
         self._moved = True

@@ -57,6 +57,30 @@ def test_an_answer_to_head_ends_with_its_headers() -> None:
     assert parser.done.pop().body == b"ok"
 
 
+@pytest.mark.parametrize(
+    ("head", "closing"),
+    [
+        (b"HTTP/1.1 200 OK\r\nLog-Head: 7\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: Close\r\n\r\n", True),
+        (b"HTTP/1.0 200 OK\r\nLog-Head: 7\r\n\r\n", True),
+        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\n", False),
+    ],
+)
+def test_a_connection_outlives_an_answer_to_head(head: bytes, closing: bool) -> None:
+    """Each HEAD cost a connection: one without a length was taken to end with it."""
+    parser = ResponseParser()
+    parser.without_body = True
+
+    parser.feed(head)
+
+    assert parser.closing is closing
+    assert parser.done.pop().status == 200
+    parser.without_body = False
+    parser.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    assert parser.done.pop().body == b"ok"
+
+
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     parser = ResponseParser()
     parser.feed(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall of ")
