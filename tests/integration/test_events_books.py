@@ -131,6 +131,23 @@ async def test_a_restarted_entity_keeps_its_state_and_its_versions_go_on(
         assert (await bank.load(Account, name)).state.balance == 16
 
 
+async def test_the_books_of_an_entity_that_never_was_are_left_as_they_are(
+    opening: Opening, server_process: ServerProcess
+) -> None:
+    name = fresh()
+    async with opening(banking()) as bank:
+        outcomes = [
+            await bank.books.close(Account, name),
+            await bank.books.close(Account, name, then="retire"),
+            await bank.books.drop(Account, name, before=datetime.now(UTC)),
+            await bank.books.reopen(Account, name),
+        ]
+
+    assert {(done.outcome, done.version) for done in outcomes} == {("unchanged", -1)}
+    with fencepost.connect(server_process.url) as client:
+        assert [found.path for found in client.streams(match=f"**/{name}")] == []
+
+
 async def test_a_retired_entity_holds_nothing_and_takes_nothing(
     opening: Opening, server_process: ServerProcess
 ) -> None:

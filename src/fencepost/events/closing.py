@@ -32,7 +32,7 @@ from fencepost.client.errors import (
 )
 from fencepost.client.operations import CommitAppend, query_of
 from fencepost.client.reading import LogReader
-from fencepost.client.results import LogEntry, StreamInfo
+from fencepost.client.results import Head, LogEntry, StreamInfo
 from fencepost.events import loading
 from fencepost.events.codec import CLOSED, OPENED
 from fencepost.events.commits import is_event, meta_of
@@ -253,10 +253,11 @@ def _end(run: Closing, loaded: Loaded[Any], closed: Recorded[Any]) -> Operation[
 
 def _is_retired(run: Closing, path: str) -> Operation[bool]:
     """Whether a stream that holds nothing has ended for good."""
-    head = yield from operations.head(run.deciding.settings, path)
-    if head.books_closed:
-        yield from _forget_beside(run, path)
-    return head.books_closed
+    head = yield from _head(run.deciding, path)
+    if head is None or not head.books_closed:
+        return False
+    yield from _forget_beside(run, path)
+    return True
 
 
 def reopen_books(run: Closing, kind: type[Entity], path: str) -> Operation[ClosedBooks]:
@@ -289,6 +290,8 @@ def drop_before(
     """Drop the events before a time; the state that they led to is kept as the stream's base."""
     require(before.tzinfo is not None, "the time of a window has a time zone")
     settings = run.deciding.settings
+    if (yield from _head(run.deciding, path)) is None:
+        return ClosedBooks(stream=path, outcome="unchanged", version=-1)
     conflicts = 0
     while True:
         yield from _catch_up(run)
@@ -393,9 +396,19 @@ def _held(
         found += [entry for entry in page.entries if entry.marker is None and is_event(entry.data)]
         if found and backward:
             break
-    head = yield from operations.head(settings, path)
+    head = yield from _head(app, path)
+    if head is None:
+        return []
     first = head.first_offset or ""
     return [app.codec.recorded(at) for at in found if first <= at.offset < head.next_offset]
+
+
+def _head(app: Deciding, path: str) -> Operation[Head | None]:
+    """The stream as it stands; None: no event ever happened to the entity, or it was deleted."""
+    try:
+        return (yield from operations.head(app.settings, path))
+    except (StreamNotFoundError, StreamDeletedError):
+        return None
 
 
 def _load(app: Deciding, kind: type[Entity], path: str) -> Operation[Loaded[Any]]:
