@@ -254,6 +254,18 @@ async def test_queries_select_by_stream_glob_name_correlation_and_direction(
         assert (found[0].correlation, found[0].causation) == (f"{folder}-c", "x")
 
 
+async def test_a_query_ends_at_its_limit_behind_many_pages(app: App, opening: Opening) -> None:
+    async with opening(app) as shop:
+        path = fresh("many")
+        await shop.commit(path, [tea(n) for n in range(2_500)])
+
+        for backward, expected in ((False, range(1_500)), (True, range(2_499, 999, -1))):
+            query = shop.query(stream=path, limit=1_500, backward=backward)
+            found = [event.version for event in await listed(query)]
+
+            assert found == list(expected)
+
+
 async def test_queries_select_by_time(app: App, opening: Opening) -> None:
     async with opening(app) as shop:
         path = fresh("orders/")

@@ -550,6 +550,45 @@ def _url(shop: Any) -> str:
     return f"http://{address.host}:{address.port}"
 
 
+async def test_a_new_reaction_sees_what_comes_and_in_an_app_of_its_own_what_was(
+    opening: Opening,
+) -> None:
+    """As docs/guides/reactions.md says of deploys: what old workers took is past for it."""
+    name, folder = fresh("shop"), fresh("o")
+    seen: dict[str, list[int]] = {"old": [], "new": [], "own": []}
+
+    def declared(app_name: str, *reactions: str) -> App:
+        app = App(app_name, entities=[Order], settings=here())
+        for reaction in reactions:
+
+            @app.reaction(Placed, name=reaction)
+            def note(event: Recorded[Placed], context: Context, by: str = reaction) -> None:
+                if event.stream == f"orders/{folder}":
+                    seen[by].append(event.version)
+
+        return app
+
+    async with opening(declared(name, "old")) as old, opening(declared(name, "old", "new")) as new:
+        await old.do(Order.place, folder, sku="a")
+        await old.settle()
+        await old.do(Order.place, folder, sku="b")
+        await new.settle()
+        await old.do(Order.place, folder, sku="c")
+        await old.settle()  # in a deploy that rolls
+
+    alone = App(f"{name}.own", entities=[Order])
+
+    @alone.reaction(Placed)
+    def own(event: Recorded[Placed], context: Context) -> None:
+        if event.stream == f"orders/{folder}":
+            seen["own"].append(event.version)
+
+    async with opening(alone) as shop:
+        await shop.settle()
+
+    assert seen == {"old": [0, 1, 2], "new": [1], "own": [0, 1, 2]}
+
+
 async def test_a_worker_runs_until_it_is_stopped(opening: Opening) -> None:
     app = make_app(fresh("shop"), settings=here())
     tea = fresh("tea")
