@@ -466,6 +466,24 @@ async def test_a_completed_claim_accepts_nothing_further(tmp_path: Path) -> None
             assert (await claims.claim("build")).outcome == "completed"
 
 
+def test_without_principals_completed_is_final_by_the_number_of_its_move(jobs: Stream) -> None:
+    """A server without principals cannot tell holders apart, so it guards no claims."""
+    ada, bob = TaskClaims(jobs, "ada"), TaskClaims(jobs, "bob")
+    claim = ada.claim("build")
+    sleeper = ada.restore(claim.save())
+    claim.complete("done")
+
+    for late in (sleeper.heartbeat, sleeper.release, lambda: sleeper.complete("other")):
+        with pytest.raises(ClaimLostError):
+            late()
+    assert bob.claim_with_timeout("build", timeout=0).outcome == "completed"
+
+    jobs.append(
+        {"late": 1}, producer=Producing("task:build", 0, 2)
+    )  # it is taken, and wins nothing
+    assert bob.claim_with_timeout("build", timeout=0).outcome == "unreadable"
+
+
 def test_a_heartbeat_that_saves_its_holder_is_no_refusal(tmp_path: Path) -> None:
     """The server guards an epoch whose holder came to life after it was seen to be stale."""
     both = (principal(name, ("jobs", ALL)) for name in ("one", "two"))
