@@ -15,6 +15,7 @@ from fencepost.events import (
     NO_STREAM,
     STREAM_EXISTS,
     App,
+    AppSettings,
     ConcurrencyError,
     DefinitionError,
     Entity,
@@ -332,6 +333,45 @@ async def test_a_conflict_is_decided_again_unless_the_version_is_pinned(
         assert (await one.using(expected=2).do(Order.place, name, sku="mate")).version == 3
         with pytest.raises(ConcurrencyError):
             await other.using(expected=-1).do(Order.place, name, sku="mate")
+
+
+async def test_conflicts_are_decided_again_so_often_and_then_are_the_callers(
+    opening: Opening, server_process: ServerProcess
+) -> None:
+    """The state that lost is dropped: the next call decides once, on what the other one wrote."""
+    rivals = 100
+    decided: list[int] = []
+
+    class Contended(Entity, stream="contended/{id}"):
+        count: int = 0
+
+        @action
+        def place(self, name: str) -> Placed:
+            decided.append(self.count)
+            if len(decided) <= rivals:
+                rival.stream(f"contended/{name}").append(
+                    {"name": "Placed", "data": {"sku": "tea", "quantity": 1}}
+                )
+            return tea()
+
+        @applies
+        def placed(self, event: Placed) -> Self:
+            return self.replace(count=self.count + 1)
+
+    app = App(fresh("app"), entities=[Contended], settings=AppSettings(conflicts_max=3))
+    name = fresh("o")
+    with fencepost.connect(server_process.url) as rival:
+        async with opening(app) as shop:
+            await shop.commit(f"contended/{name}", [tea()])
+            with pytest.raises(ConcurrencyError) as lost:
+                await shop.do(Contended.place, name, name=name)
+            assert decided == [1, 2, 3, 4]
+            assert (lost.value.last_version, lost.value.events) == (4, (tea(),))
+
+            rivals = 0
+            done = await shop.do(Contended.place, name, name=name)
+
+            assert (decided, done.version) == ([1, 2, 3, 4, 5], 5)
 
 
 async def test_many_writers_of_one_entity_lose_nothing(app: App, opening: Opening) -> None:
