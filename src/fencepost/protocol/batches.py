@@ -93,9 +93,15 @@ def json_batch_within(
     """The same, if the body holds no more messages and is nested no deeper than this."""
     if holds_more_than(body, messages_max):
         return TooMany()
-    if is_nested_deeper(body, depth_max):
+    batch = json_batch(body)
+    # A level of nesting takes two bytes, so messages that are short enough are not looked through.
+    if (
+        isinstance(batch, Batch)
+        and longest_message(batch) >= 2 * depth_max
+        and is_nested_deeper(body, depth_max)
+    ):
         return TooDeep()
-    return json_batch(body)
+    return batch
 
 
 def holds_more_than(body: bytes, messages_max: int) -> bool:
@@ -184,6 +190,11 @@ def _joined(messages: list[msgspec.Raw]) -> Batch | None:
 
 def _length(raw: msgspec.Raw) -> int:
     return memoryview(raw).nbytes
+
+
+def longest_message(batch: Batch) -> int:
+    """How many bytes the longest message of a batch has."""
+    return len(batch.data) if batch.lengths is None else max(array("I", batch.lengths))
 
 
 def message_lengths(batch_count: int, data_length: int, lengths: bytes | None) -> Iterable[int]:

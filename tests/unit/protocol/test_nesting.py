@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.protocol.batches import holds_more_than, is_nested_deeper
+from fencepost.protocol.batches import (
+    TooDeep,
+    TooMany,
+    holds_more_than,
+    is_nested_deeper,
+    json_batch,
+    json_batch_within,
+)
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(alphabet='[]{}",:\\a', max_size=6),
@@ -37,6 +44,22 @@ def test_the_messages_are_the_elements_of_the_outer_array(
     body = json.dumps(values).encode()
 
     assert holds_more_than(body, messages_max) == (len(values) > messages_max)
+
+
+@given(VALUES, st.integers(1, 6), st.integers(1, 6))
+def test_a_body_within_both_bounds_is_its_messages(
+    value: object, messages_max: int, depth_max: int
+) -> None:
+    body = json.dumps(value).encode()
+    expected: object = json_batch(body)
+    if depth(value) > depth_max:
+        expected = TooDeep()
+    if isinstance(value, list) and len(value) > messages_max:
+        expected = TooMany()
+
+    found = json_batch_within(body, messages_max=messages_max, depth_max=depth_max)
+
+    assert found == expected
 
 
 @pytest.mark.parametrize(
