@@ -59,11 +59,11 @@ def page(*values: bytes, content_type: str = JSON) -> pa.RecordBatch:
 def shape(name: str, value: DataType, *, corrupt: bool = True, **options: str) -> Shape:
     schema = StructType().add("value", value)
     if name == "state":
-        for column in ("type", "key", "operation", "control", "txid"):
+        for column in ("type", "key", "operation", "control", "txid", "headers"):
             schema.add(column, "string")
         schema.add("old_value", value)
     if name == "events":
-        schema.add("name", "string").add("meta", "string")
+        schema.add("name", "string").add("correlation", "string").add("meta", "string")
     if corrupt:
         schema.add("corrupt", "binary")
     return shape_of(Options({"format": name, **options}), schema)
@@ -203,8 +203,10 @@ def test_state_is_understood_as_the_client_understands_it(message: Any) -> None:
     except state.StateMessageError:
         assert row["corrupt"] == json.dumps(message).encode()
         assert row["type"] is row["key"] is row["operation"] is row["control"] is None
+        assert row["headers"] is None
         return
     assert row["corrupt"] is None
+    assert json.loads(row["headers"]) == message["headers"]
     if isinstance(parsed, state.Control):
         assert (row["control"], row["operation"]) == (parsed.control, None)
     else:
@@ -226,15 +228,19 @@ def test_events_have_a_name_data_and_what_they_say_about_themselves() -> None:
         form,
         b'{"name":"Placed","data":{"n":1},"meta":{"correlation":"c"}}',
         b'{"name":"Shipped"}',
+        b'{"name":"Odd","meta":{"correlation":7}}',
+        b'{"name":"Odder","meta":["correlation"]}',
         b'{"data":{}}',
     )
 
-    assert [(row["name"], row["value"], row["meta"]) for row in found] == [
-        ("Placed", {"n": 1}, '{"correlation":"c"}'),
-        ("Shipped", None, None),
-        (None, None, None),
+    assert [(row["name"], row["value"], row["correlation"], row["meta"]) for row in found] == [
+        ("Placed", {"n": 1}, "c", '{"correlation":"c"}'),
+        ("Shipped", None, None, None),
+        ("Odd", None, None, '{"correlation":7}'),
+        ("Odder", None, None, '["correlation"]'),
+        (None, None, None, None),
     ]
-    assert [row["corrupt"] for row in found] == [None, None, b'{"data":{}}']
+    assert [row["corrupt"] for row in found] == [None, None, None, None, b'{"data":{}}']
 
 
 def test_spark_reads_typed_columns_from_a_batch_and_from_a_stream(

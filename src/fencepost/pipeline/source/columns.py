@@ -7,7 +7,8 @@ before `value`, and `corrupt` behind it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -44,8 +45,10 @@ PLACE_COLUMNS: dict[str, DataType] = {
 FORMAT_COLUMNS: dict[str, dict[str, DataType]] = {
     "raw": {},
     "json": {},
-    "state": {name: StringType() for name in ("type", "key", "operation", "control", "txid")},
-    "events": {name: StringType() for name in ("name", "meta")},
+    "state": {
+        name: StringType() for name in ("type", "key", "operation", "control", "txid", "headers")
+    },
+    "events": {name: StringType() for name in ("name", "correlation", "meta")},
 }
 """What a format takes out of a message beside its value."""
 
@@ -71,9 +74,15 @@ def log_schema() -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
+_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+)
+"""PySpark 4.0 and 4.1 have times in UTC without being told."""
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """What Spark expects of record batches with these columns, exactly."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema, **_UTC)
 
 
 def struct_of(ddl: str) -> StructType:

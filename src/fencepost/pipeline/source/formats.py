@@ -4,8 +4,9 @@
 |---|---|---|
 | `raw` | | BINARY: the message as it is |
 | `json` | `corrupt` | the message, by its type |
-| `state` | `type`, `key`, `operation`, `control`, `txid`, `old_value`, `corrupt` | of the change |
-| `events` | `name`, `meta`, `corrupt` | the event's data |
+| `state` | `type`, `key`, `operation`, `control`, `txid`, `headers`, `corrupt`, | the value |
+| | `old_value` | of the change |
+| `events` | `name`, `correlation`, `meta`, `corrupt` | the event's data |
 
 The type of `value` is the option `schema`, or what `.schema(...)` gives it; STRING is the JSON
 text. `.schema(...)` may also leave columns out. A message that does not fit the schema is

@@ -179,6 +179,14 @@ class _Change(msgspec.Struct, kw_only=True, gc=False):
     headers: _Headers
 
 
+class _WithHeaders(msgspec.Struct, gc=False):
+    headers: msgspec.Raw
+
+
+class _Meta(msgspec.Struct, gc=False):
+    correlation: Any = None
+
+
 class _Event(msgspec.Struct, gc=False):
     name: str
     data: msgspec.Raw = _ABSENT
@@ -188,6 +196,8 @@ class _Event(msgspec.Struct, gc=False):
 _decode_any = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_change = msgspec.json.Decoder(_Change).decode
 _decode_control = msgspec.json.Decoder(Control).decode
+_decode_headers = msgspec.json.Decoder(_WithHeaders).decode
+_decode_meta = msgspec.json.Decoder(_Meta).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
@@ -261,11 +271,16 @@ def _state(value: bytes) -> tuple[Any, ...]:
         raise ValueError("no value")
     txid = None if headers.txid is msgspec.UNSET else headers.txid
     old = bytes(found.old_value) or None
-    return found.type, found.key, headers.operation, None, txid, held, old
+    return found.type, found.key, headers.operation, None, txid, _headers(value), held, old
 
 
 def _control(value: bytes) -> tuple[Any, ...]:
-    return None, None, None, _decode_control(value).control, None, None, None
+    control = _decode_control(value).control
+    return None, None, None, control, None, _headers(value), None, None
+
+
+def _headers(value: bytes) -> str:
+    return bytes(_decode_headers(value).headers).decode()
 
 
 def _event(value: bytes) -> tuple[Any, ...]:
@@ -274,7 +289,15 @@ def _event(value: bytes) -> tuple[Any, ...]:
     if not found.name:
         raise ValueError("no name")
     meta = bytes(found.meta).decode() or None
-    return found.name, meta, bytes(found.data) or None
+    return found.name, _correlation(found.meta), meta, bytes(found.data) or None
+
+
+def _correlation(meta: msgspec.Raw) -> str | None:
+    """What an event belongs to, if its `meta` is an object that says so."""
+    if not bytes(meta).startswith(b"{"):
+        return None
+    found = _decode_meta(meta).correlation
+    return found if isinstance(found, str) else None
 
 
 _READERS: dict[str, Callable[[bytes], tuple[Any, ...]]] = {"state": _state, "events": _event}
