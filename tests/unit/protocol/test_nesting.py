@@ -62,6 +62,18 @@ def test_a_body_within_both_bounds_is_its_messages(
     assert found == expected
 
 
+@pytest.mark.parametrize("depth_max", [1, 2, 3, 512])
+@pytest.mark.parametrize("beside", [b"", b",1"])
+def test_the_shortest_body_that_is_nested_too_deeply_is_refused(
+    depth_max: int, beside: bytes
+) -> None:
+    too_deep = b"[" + b"[" * depth_max + b"]" * depth_max + beside + b"]"
+
+    assert json_batch_within(too_deep, messages_max=2, depth_max=depth_max) == TooDeep()
+    within = json_batch_within(too_deep, messages_max=2, depth_max=depth_max + 1)
+    assert within == json_batch(too_deep)
+
+
 @pytest.mark.parametrize(
     "body",
     [
