@@ -1,6 +1,6 @@
 """`python -m benchmarks.pipeline_parquet`: source and sink beside Parquet, incompressible rows.
 
-Rows of 100 bytes, random, lie in Spark's memory. Round after round, in one session, they are written
+Rows of 100 random bytes lie in Spark's memory. Round after round, in one session, they are written
 to Parquet and to Fencepost in turn, read back in turn as the one column that both have, and read
 as a query into Spark's `noop` sink in turn. Parquet is a file format in Spark's own process:
 Fencepost makes messages that are on disk, and a server does most of the work. `--store postgres`
