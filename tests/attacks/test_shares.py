@@ -87,6 +87,8 @@ def _mesh(view: As, me: str, n: int) -> httpx.Response:
 
 
 Take = Callable[[As, str, int], httpx.Response]
+
+
 TAKES: dict[str, tuple[str, int, Take]] = {
     # what is taken: which share, how large it is, and how to take one more of it
     "streams put": ("streams", SHARE, _stream),
@@ -242,6 +244,47 @@ def test_targets_and_parked_events_have_shares(engine: str, tmp_path: Path) -> N
             limit_of("parked_events"),
         ), parked.text
         assert at("root").client.post("/v1/groups/g/park", json={"events": events[:1]}).is_success
+
+
+@pytest.mark.parametrize("engine", [SQLITE, POSTGRES])
+def test_patterns_follow_as_many_streams_as_their_principal_may(
+    engine: str, tmp_path: Path
+) -> None:
+    """Streams that others make are not refused for it: they are not followed, and counted."""
+
+    def unfollowed() -> float:
+        shown = at("root").get("/metrics").text.splitlines()
+        name = "fencepost_subscription_streams_unfollowed_total "
+        return float(next(line for line in shown if line.startswith(name)).removeprefix(name))
+
+    def followed() -> set[str]:
+        shown = view.get("/v1/stream/__ds/subscriptions/mallory-1").json()["streams"]
+        return {stream["path"] for stream in shown}
+
+    with (
+        emptied(engine, tmp_path) as store,
+        place(store, ROOT, MALLORY, environment=environment(links=SHARE)) as at,
+    ):
+        view = at("mallory")
+        for path in ("wakes", "1", "2"):
+            view.create(f"mallory/{path}")
+        assert is_stored(_subscription(view, "mallory", 1))
+        past = _subscription(view, "mallory", 2)
+        for n in (3, 4, 5):
+            assert is_stored(view.create(f"mallory/{n}"))
+        while unfollowed() < 2:
+            pass  # on PostgreSQL the leading node hears of them a little later
+        at_share = followed()
+        assert view.client.delete("/v1/stream/mallory/1").status_code == 204
+        while _used(at, "mallory", "links") == SHARE:
+            pass
+        assert is_stored(view.create("mallory/6"))
+        while "mallory/6" not in followed():
+            pass
+
+    assert (past.status_code, past.json()["code"]) == (413, "limit_exceeded")
+    assert "links_per_principal_max" in past.json()["detail"]
+    assert at_share == {"mallory/1", "mallory/2", "mallory/3"}
 
 
 def test_waiters_and_connections_have_shares(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ PARTS = "parts"
 STAGED_BYTES = "staged_bytes"
 WRITERS = "writers"
 SUBSCRIPTIONS = "subscriptions"
+LINKS = "links"
 GROUPS = "groups"
 TARGETS = "targets"
 PARKED_EVENTS = "parked_events"
@@ -56,6 +57,9 @@ class Shares:
     """Writers."""
     subscriptions_per_principal_max: int = 5_000
     """Subscriptions."""
+    links_per_principal_max: int = 5_000_000
+    """Streams that its subscriptions follow, counted for each subscription. Past it no subscription
+    of it follows a new stream that its pattern takes."""
     groups_per_principal_max: int = 500
     """Groups that it made, without those of meshes."""
     targets_per_principal_max: int = 5_000_000

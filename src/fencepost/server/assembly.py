@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fencepost.clock import Clock, SystemClock
 from fencepost.http.bodies import KnowsSender
-from fencepost.protocol.shares import CONNECTIONS, WAITERS
+from fencepost.protocol.shares import CONNECTIONS, LINKS, WAITERS, Amounts
 from fencepost.server.access import SEAL_SECRET, Gate, Seal
 from fencepost.server.application import Application
 from fencepost.server.audit import Audit
@@ -182,7 +182,12 @@ class Assembly:
         app = self.app
         self.metrics.watch_damage(lambda: app.damaged)
         if gate is not None:
-            at_once = {WAITERS: waiters.tally.counts, CONNECTIONS: gate.connections.counts}
+            connections = gate.connections.counts
+
+            def at_once() -> dict[str, Amounts]:
+                followed = self._subscriptions.registry.followed
+                return {WAITERS: waiters.tally.counts, CONNECTIONS: connections, LINKS: followed}
+
             self.metrics.watch_usage(opened.lists.usage, at_once, settings.shares)
         self._background += [asyncio.create_task(work()) for work in opened.background]
         self._background += [asyncio.create_task(run()) for run in (checks.run, sessions.run)]

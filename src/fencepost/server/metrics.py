@@ -121,7 +121,7 @@ class Metrics:
     def watch_usage(
         self,
         read: Callable[[], Awaitable[list[tuple[str, str, int]]]],
-        at_once: Mapping[str, Amounts],
+        at_once: Callable[[], Mapping[str, Amounts]],
         shares: Shares,
     ) -> None:
         self._usage = UsageGauges(read, at_once, shares)
@@ -223,7 +223,7 @@ class UsageGauges:
     def __init__(
         self,
         read: Callable[[], Awaitable[list[tuple[str, str, int]]]],
-        at_once: Mapping[str, Amounts],
+        at_once: Callable[[], Mapping[str, Amounts]],
         shares: Shares,
     ) -> None:
         self._read = read
@@ -242,7 +242,7 @@ class UsageGauges:
         )
         for principal, resource, amount in self._stored:
             usage.add_metric((principal, resource), amount)
-        for resource, amounts in self._at_once.items():
+        for resource, amounts in self._at_once().items():
             for principal, amount in amounts.items():
                 usage.add_metric((principal, resource), amount)
         yield usage
@@ -275,6 +275,11 @@ def _subscription_families(subscriptions: Subscribed) -> Iterator[Metric]:
     yield _counter("fencepost_subscription_acks", "Callbacks and acks applied", counts.acks)
     yield _counter("fencepost_subscription_fenced", "Workers told they are late", counts.fenced)
     yield _counter("fencepost_subscription_expired", "Leases that ran out", counts.expired)
+    yield _counter(
+        "fencepost_subscription_streams_unfollowed",
+        "Streams that a subscription does not follow, its principal being past its share",
+        counts.unfollowed,
+    )
 
 
 def _group_families(groups: Working) -> Iterator[Metric]:

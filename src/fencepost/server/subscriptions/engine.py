@@ -21,7 +21,7 @@ import msgspec
 
 from fencepost.clock import Clock
 from fencepost.protocol.offsets import START, Offset
-from fencepost.protocol.shares import SUBSCRIPTIONS, Shares, decide_shares
+from fencepost.protocol.shares import LINKS, SUBSCRIPTIONS, Shares, decide_shares
 from fencepost.protocol.subscriptions import (
     PULL_WAKE,
     WEBHOOK,
@@ -191,17 +191,41 @@ class Engine:
             return Made(existing, created=False) if same else ConfigConflict()
         if len(self.registry) >= self._settings.subscriptions_max:
             return TooMany("subscriptions_max", self._settings.subscriptions_max)
-        if owner:
-            used = {SUBSCRIPTIONS: self.registry.owned[owner]}
-            refused = decide_shares(self._shares, used, {SUBSCRIPTIONS: 1})
-            if refused is not None:
-                return TooMany(*refused)
+        refused = self._past_share(
+            owner, subscriptions=1, links=len(found) + len(scan.created) + len(config.streams)
+        )
+        if refused is not None:
+            return refused
         draft.id = self._next_id
         self._next_id += 1
         self._link_existing(draft, scan, found)
         self.registry.add(draft)
         self._store.insert(draft)
         return Made(draft, created=True)
+
+    def _past_share(self, owner: str, *, links: int, subscriptions: int = 0) -> TooMany | None:
+        """Why a principal may not take so much more; None when it may."""
+        if not owner:
+            return None
+        registry = self.registry
+        used = {SUBSCRIPTIONS: registry.owned[owner], LINKS: registry.followed[owner]}
+        more = {SUBSCRIPTIONS: subscriptions, LINKS: links}
+        refused = decide_shares(self._shares, used, more)
+        return None if refused is None else TooMany(*refused)
+
+    def _has_room(self, subscription: Subscription) -> bool:
+        """Whether a subscription may follow a stream that comes: its maker is not refused it."""
+        if self._past_share(subscription.owner, links=1) is None:
+            return True
+        if not self.counts.unfollowed:
+            log.warning(
+                "%s is past links_per_principal_max: its subscription %s does not follow streams"
+                " that come; fencepost_subscription_streams_unfollowed_total counts them",
+                subscription.owner,
+                subscription.name,
+            )
+        self.counts.unfollowed += 1
+        return False
 
     def _link_existing(self, draft: Subscription, scan: Scan, found: list[LiveStream]) -> None:
         for path, stream_id, tail in scan.streams(found, draft.matches):
@@ -250,6 +274,10 @@ class Engine:
         ]
         if explicit + len(added) > self._settings.explicit_streams_max:
             return TooMany("explicit_streams_max", self._settings.explicit_streams_max)
+        more = sum(path not in subscription.links for path in added)
+        refused = self._past_share(subscription.owner, links=more)
+        if refused is not None:
+            return refused
         for path in added:
             link = self._explicit(subscription, scan, path)
             self.registry.link(subscription, link)
@@ -344,7 +372,7 @@ class Engine:
         for scan in self._scans:
             scan.created[stream_id] = LiveStream(path, stream_id, start)
         for subscription in self.registry.matching(path):
-            if path not in subscription.links:
+            if path not in subscription.links and self._has_room(subscription):
                 link = Link(path, explicit=False, glob=True)
                 self.registry.link(subscription, link)
         for subscription in self.registry.watching(path):

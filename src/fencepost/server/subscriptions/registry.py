@@ -29,6 +29,8 @@ class Registry:
         self._by_path: dict[str, tuple[Subscription, ...]] = {}
         self.owned: Counter[str] = Counter()
         """How many each principal has."""
+        self.followed: Counter[str] = Counter()
+        """How many streams those of each principal follow, counted for each of them."""
         self._by_wake_stream: dict[str, list[Subscription]] = {}
         # Patterns whose first segment is a wildcard are under None.
         self._by_segment: dict[str | None, list[Subscription]] = {}
@@ -70,6 +72,7 @@ class Registry:
         self._by_name[subscription.name] = subscription
         self._by_id[subscription.id] = subscription
         self.owned[subscription.owner] += 1
+        self.followed[subscription.owner] += len(subscription.links)
         if subscription.glob is not None:
             self._by_segment.setdefault(_segment(subscription), []).append(subscription)
         wake_stream = subscription.config.wake_stream
@@ -83,6 +86,7 @@ class Registry:
         del self._by_name[subscription.name]
         del self._by_id[subscription.id]
         self.owned[subscription.owner] -= 1
+        self.followed[subscription.owner] -= len(subscription.links)
         if subscription.glob is not None:
             _take(self._by_segment, _segment(subscription), subscription)
         wake_stream = subscription.config.wake_stream
@@ -95,12 +99,14 @@ class Registry:
         """Add a link, or put one in the place of the old."""
         if link.path not in subscription.links:
             self._by_path[link.path] = (*self.watching(link.path), subscription)
+            self.followed[subscription.owner] += 1
         subscription.links[link.path] = link
         subscription.note(link)
 
     def unlink(self, subscription: Subscription, path: str) -> None:
         """Remove a link."""
         del subscription.links[path]
+        self.followed[subscription.owner] -= 1
         subscription.pending.pop(path, None)
         self._unwatch(subscription, path)
 
@@ -235,8 +241,19 @@ class WakeName(NamedTuple):
 class Counts:
     """What happened since the start, for the metrics."""
 
-    __slots__ = ("acks", "claims", "delivered", "expired", "fenced", "undelivered", "wakes")
+    __slots__ = (
+        "acks",
+        "claims",
+        "delivered",
+        "expired",
+        "fenced",
+        "undelivered",
+        "unfollowed",
+        "wakes",
+    )
 
     def __init__(self) -> None:
         self.wakes = self.delivered = self.undelivered = 0
         self.claims = self.acks = self.fenced = self.expired = 0
+        self.unfollowed = 0
+        """Streams that a subscription does not follow because its owner is past its share."""
