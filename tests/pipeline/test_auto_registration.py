@@ -56,6 +56,34 @@ def test_a_session_of_ones_own_has_the_format_without_registering_it(
         assert list(client.stream("auto/plain").read()) == [{"a": 1}, {"a": 2}]
 
 
+@pytest.mark.soak  # each starts a Spark of its own
+@pytest.mark.parametrize("check", ["connect", "pipelines", "pyfiles"])
+def test_other_ways_into_spark_read_and_write(
+    check: str, server: ServerProcess, tmp_path: Path
+) -> None:
+    """Spark Connect, declarative pipelines, --py-files: `tools.spark_smoke` has all the checks."""
+    if check != "pyfiles":
+        pytest.importorskip("grpc_status", reason="needs pip install 'pyspark[connect]'")
+    source = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    code = (
+        "import sys; from pathlib import Path; from tools import spark_smoke as smoke;"
+        "smoke.CHECKS[sys.argv[1]](smoke.Place(sys.argv[2], Path(sys.argv[3])))"
+    )
+    environment = {**os.environ, "PYTHONPATH": source, "PYSPARK_PYTHON": sys.executable}
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+    ran = subprocess.run(
+        [sys.executable, "-c", code, check, server.url, str(tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_the_wheel_has_the_module_that_spark_looks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

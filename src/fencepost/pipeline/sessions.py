@@ -7,6 +7,7 @@ another program made: a notebook, a cluster, Spark Connect.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -21,8 +22,9 @@ from fencepost.pipeline.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WANTED = "4.3"
-"""The versions of Spark that this is made for."""
+WANTED = ("4.0", "4.1", "4.2", "4.3")
+"""The versions of Spark that this is made for; `python -m tools.spark_smoke` tries each."""
+MADE_FOR = f"{WANTED[0]} to {WANTED[-1]}"
 INSTALL = "pip install 'fencepost[spark]'"
 MASTER_DEFAULT = "local[*,4]"
 """All cores, and four attempts for each task: plain `local[*]` would fail the query with the first
@@ -35,16 +37,20 @@ _AT_START: dict[str, str] = {
     "spark.ui.showConsoleProgress": "false",
 }
 _LOCAL_ONLY: dict[str, str] = {
-    # Plain renames: a micro-batch took 204 ms instead of 260. Right on a local disk.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing"
-        ".FileSystemBasedCheckpointFileManager"
-    ),
     # Spark's 200 are for clusters: a small batch would be 200 tasks behind every exchange.
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+
+
+def _local_only() -> dict[str, str]:
+    from pyspark.version import __version__ as found
+
+    folder = "streaming" if _minor(found) == "4.0" else "streaming.checkpointing"
+    manager = f"org.apache.spark.sql.execution.{folder}.FileSystemBasedCheckpointFileManager"
+    # Plain renames: a micro-batch took 204 ms instead of 260. Right on a local disk.
+    return {**_LOCAL_ONLY, "spark.sql.streaming.checkpointFileManagerClass": manager}
 
 
 SOCKET_PATH_BYTES_MAX = 103
@@ -94,7 +100,7 @@ def session(
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {**_AT_START, **(_LOCAL_ONLY if local else {}), **wanted}
+    settings = {**_AT_START, **(_local_only() if local else {}), **wanted}
     builder = SparkSession.builder.appName(app)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -111,7 +117,7 @@ def register(spark: SparkSession) -> None:
     check_pyspark()
     if not _is_wanted(spark.version):
         raise SparkMissingError(
-            f"this session runs on Spark {spark.version}, and this is made for {WANTED}"
+            f"this session runs on Spark {spark.version}, and this is made for {MADE_FOR}"
         )
     from fencepost.pipeline.datasource import FencepostDataSource
 
@@ -129,24 +135,45 @@ def check_pyspark() -> None:
         raise SparkMissingError(f"PySpark is not installed: {INSTALL}") from None
     if not _is_wanted(found):
         raise SparkMissingError(
-            f"PySpark {found} is installed, and this is made for {WANTED}: {INSTALL}"
+            f"PySpark {found} is installed, and this is made for {MADE_FOR}: {INSTALL}"
         )
 
 
 def check_home(environment: Mapping[str, str]) -> None:
     """Raise `SparkMissingError` if SPARK_HOME is of another Spark: PySpark would start that one."""
+    from pyspark.version import __version__ as installed
+
     home = environment.get("SPARK_HOME", "")
     for jar in Path(home, "jars").glob("spark-core_*.jar") if home else ():
         found = jar.stem.split("-", 2)[2]
-        if not _is_wanted(found):
+        if _minor(found) != _minor(installed):
             raise SparkMissingError(
-                f"SPARK_HOME is {home}, which is Spark {found}, and this is made for {WANTED}:"
+                f"SPARK_HOME is {home}, which is Spark {found}, and PySpark is {installed}:"
                 " unset it, so that PySpark starts its own"
             )
 
 
+def check_offers(name: str, module: str, least: str, what: str) -> None:
+    """Raise `SparkMissingError` if the PySpark that is running lacks a class that we build on."""
+    from pyspark.version import __version__ as found
+
+    try:
+        is_there = hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise SparkMissingError(
+            f"PySpark {found} offers no {name}: {what} takes PySpark {least} or newer. Batch reads"
+            " and writes work with this one"
+        )
+
+
 def _is_wanted(version: str) -> bool:
-    return version.split(".")[:2] == WANTED.split(".")
+    return _minor(version) in WANTED
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _is_registered(spark: SparkSession, name: str) -> bool:

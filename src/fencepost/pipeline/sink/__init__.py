@@ -14,11 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from fencepost.client.errors import (
@@ -50,6 +46,12 @@ from fencepost.pipeline.sink.identity import (
 from fencepost.pipeline.sink.options import SinkOptions, sink_options
 from fencepost.pipeline.sink.rows import RowsEncoder
 from fencepost.pipeline.sink.upload import Uploads, drop
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:
+    # PySpark 4.0 gives rows to the writers of streams; `datasource` refuses it before it gets here.
+    DataSourceStreamArrowWriter = DataSourceArrowWriter  # type: ignore[misc, assignment]
 
 WRITE_BYTES = 8
 
