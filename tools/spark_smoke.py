@@ -37,7 +37,7 @@ database: default
 storage: file://{folder}/storage
 libraries:
   - glob:
-      include: {folder}/source/**
+      include: source/**
 """
 DEFINITIONS = """
 from pyspark import pipelines as dp
