@@ -7,6 +7,8 @@ the names of the arguments are part of its interface.
 
 from __future__ import annotations
 
+import importlib
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -16,8 +18,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from fencepost.pipeline.errors import without_traceback
-from fencepost.pipeline.sessions import check_offers
+from fencepost.pipeline.errors import SparkMissingError, without_traceback
 
 FORMAT = "fencepost"
 
@@ -48,7 +49,7 @@ class FencepostDataSource(DataSource):
     @without_traceback
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
-        check_offers(
+        _check_offers(
             "ReadLimit",
             "pyspark.sql.streaming.datasource",
             "4.2",
@@ -71,7 +72,7 @@ class FencepostDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """A streaming write, exactly once."""
-        check_offers(
+        _check_offers(
             "DataSourceStreamArrowWriter",
             "pyspark.sql.datasource",
             "4.1",
@@ -80,3 +81,18 @@ class FencepostDataSource(DataSource):
         from fencepost.pipeline.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
+
+
+def _check_offers(name: str, module: str, least: str, what: str) -> None:
+    """Raise `SparkMissingError` if the PySpark that is running lacks a class that we build on."""
+    from pyspark.version import __version__ as found
+
+    try:
+        is_there = hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise SparkMissingError(
+            f"PySpark {found} offers no {name}: {what} takes PySpark {least} or newer. Batch reads"
+            " and writes work with this one"
+        )

@@ -7,7 +7,6 @@ another program made: a notebook, a cluster, Spark Connect.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -151,21 +150,6 @@ def check_home(environment: Mapping[str, str]) -> None:
                 f"SPARK_HOME is {home}, which is Spark {found}, and PySpark is {installed}:"
                 " unset it, so that PySpark starts its own"
             )
-
-
-def check_offers(name: str, module: str, least: str, what: str) -> None:
-    """Raise `SparkMissingError` if the PySpark that is running lacks a class that we build on."""
-    from pyspark.version import __version__ as found
-
-    try:
-        is_there = hasattr(importlib.import_module(module), name)
-    except ModuleNotFoundError:
-        is_there = False
-    if not is_there:
-        raise SparkMissingError(
-            f"PySpark {found} offers no {name}: {what} takes PySpark {least} or newer. Batch reads"
-            " and writes work with this one"
-        )
 
 
 def _is_wanted(version: str) -> bool:
