@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -18,10 +19,13 @@ from fencepost.events import (
     Breadcrumb,
     ConcurrencyError,
     Context,
+    Entity,
+    Event,
     NonRetryableError,
     Recorded,
     Retry,
     SettleTimeoutError,
+    applies,
 )
 from tests.engines import engine as engine
 from tests.integration.events_support import Opening, listed
@@ -356,6 +360,82 @@ async def test_a_parked_event_is_replayed_with_its_effects(opening: Opening) -> 
         assert (await shop.group.stats())["parked"] == 0
 
 
+async def test_a_replay_that_fails_leaves_nothing_for_the_next_one_to_see(
+    opening: Opening,
+) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    tea = fresh("tea")
+    fails = {1, 2}
+    seen: list[int] = []
+
+    @app.reaction(Placed, to="till", retry=Retry(0, on_exhausted="park"))
+    def reserve(event: Recorded[Placed], context: Context) -> None:
+        if event.data.sku == tea:
+            seen.append(context.load(Stock, tea).state.left)
+            context.do(Stock.reserve, tea, order=event.stream, quantity=event.data.quantity)
+            if event.data.quantity in fails:
+                raise RuntimeError("boom")
+
+    async with opening(app) as shop:
+        for quantity in (1, 2):
+            await shop.do(Order.place, fresh("o"), sku=tea, quantity=quantity)
+        await shop.settle()
+        fails.remove(2)
+        seen.clear()
+        await shop.group.replay(filter={})
+        await shop.settle()
+
+        assert seen == [100, 100]
+        assert (await shop.load(Stock, tea)).state.left == 98
+        assert len(await _parked(shop)) == 1
+
+
+async def test_long_reactions_are_stored_before_their_lease_is_through(opening: Opening) -> None:
+    """So a worker that dies has little to do again."""
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    seen = watching(app)
+    order, tea = fresh("o"), fresh("tea")
+
+    @app.reaction(Placed)
+    def slow(event: Recorded[Placed], context: Context) -> None:
+        if event.data.sku == tea:
+            context.do(Stock.reserve, tea, order=event.stream, quantity=1)
+            time.sleep(0.15)
+
+    async with opening(app) as shop:
+        await shop.commit(f"orders/{order}", [Placed(sku=tea, quantity=1) for _ in range(5)])
+        seen.clear()
+
+        await shop.settle()
+
+        stored = [crumb.events for crumb in seen if crumb.kind == "committed"]
+        assert sum(stored) == 5
+        assert len(stored) > 1
+
+
+async def test_workers_that_note_targets_at_once_are_not_in_each_others_way(
+    opening: Opening,
+) -> None:
+    app = App(fresh("shop"), entities=[Order, Stock], settings=here())
+    folder, tea = fresh("o"), fresh("tea")
+
+    @app.reaction(Placed, to=lambda event: f"stock/{event.data.sku}")
+    def reserve(event: Recorded[Placed], context: Context) -> None:
+        if event.data.sku.startswith(tea):
+            context.do(Stock.reserve, event.data.sku, order=event.stream, quantity=1)
+
+    async with opening(app) as shop:
+        for number in range(4):
+            events = [Placed(sku=f"{tea}-{n}", quantity=1) for n in range(100)]
+            await shop.commit(f"orders/{folder}-{number}", events)
+
+        await asyncio.gather(*(shop.settle() for _ in range(6)))
+
+        effects = await listed(shop.query(stream=f"stock/{tea}-*"))
+        assert len(effects) == 400
+        assert len({(event.stream, event.causation) for event in effects}) == 400
+
+
 async def test_settle_waits_for_retries_and_gives_up_in_time(opening: Opening) -> None:
     app = App(fresh("shop"), entities=[Order], settings=here())
     attempts: list[int] = []
@@ -548,6 +628,44 @@ async def _correlate(shop: Any) -> None:
 def _url(shop: Any) -> str:
     address = shop.deciding.settings.address
     return f"http://{address.host}:{address.port}"
+
+
+async def test_a_worker_of_the_old_code_blocks_nothing_that_newer_code_can_handle(
+    opening: Opening,
+) -> None:
+    """A deploy rolls: a newer program writes events that older workers meet."""
+    name, folder = fresh("shop"), fresh("o")
+    handled: list[str] = []
+
+    class Shipped(Event):
+        pass
+
+    class Parcel(Entity, stream="orders/{id}"):
+        sent: bool = False
+
+        @applies
+        def shipped(self, event: Placed | Shipped) -> Self:
+            return self.replace(sent=isinstance(event, Shipped))
+
+    def declared(entity: Any) -> App:
+        app = App(name, entities=[entity], settings=here())
+
+        @app.reaction(Placed, retry=Retry(1, "fixed", base_ms=0, on_exhausted="park"))
+        def look(event: Recorded[Placed], context: Context) -> None:
+            if event.stream == f"orders/{folder}":
+                context.load(entity, folder)
+                handled.append(entity.__name__)
+
+        return app
+
+    async with opening(declared(Order)) as old, opening(declared(Parcel)) as new:
+        await new.commit(f"orders/{folder}", [Placed(sku="tea", quantity=1), Shipped()])
+        with pytest.raises(SettleTimeoutError):
+            await old.settle(timeout=0.5)
+        await new.settle()
+
+        assert handled == ["Parcel"]
+        assert await _parked(new) == []
 
 
 async def test_a_new_reaction_sees_what_comes_and_in_an_app_of_its_own_what_was(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Self
 
+import httpx
 import pytest
 
 import fencepost
@@ -41,6 +42,19 @@ class CounterOfOtherFold(Entity, stream="counters/{id}", snapshot=2):
     @applies
     def added(self, event: Added) -> Self:
         return self.replace(doubled=self.doubled + 2 * event.amount)
+
+
+def counter_of_next_fold() -> type[Entity]:
+    """The same class in the next program, whose fold has changed."""
+
+    class Counter(Entity, stream="counters/{id}", snapshot=2):
+        total: int = 0
+
+        @applies
+        def added(self, event: Added) -> Self:
+            return self.replace(total=self.total + 4 * event.amount)
+
+    return Counter
 
 
 def counting(kind: type[Entity] = Counter, **settings: Any) -> App:
@@ -88,6 +102,33 @@ async def test_a_snapshot_of_another_fold_is_passed_over(opening: Opening) -> No
         loaded = await counters.load(CounterOfOtherFold, name)
 
         assert (loaded.state.doubled, loaded.snapshot) == (8, -1)
+
+
+async def test_a_snapshot_of_another_class_is_passed_over_and_one_is_kept(
+    opening: Opening, server_process: ServerProcess
+) -> None:
+    """Two entities may look at one stream, as if the other one were not there."""
+
+    class Tripled(Counter, stream="counters/{id}"):
+        @applies
+        def added(self, event: Added) -> Self:
+            return self.replace(total=self.total + 3 * event.amount)
+
+    name = fresh()
+    async with opening(counting(snapshot_every=2)) as counters:
+        for _ in range(8):
+            await counters.do(Counter.add, name, amount=1)
+    async with opening(counting(Tripled)) as counters:
+        loaded = await counters.load(Tripled, name)
+    async with opening(counting(counter_of_next_fold())) as counters:
+        again = await counters.load(counters.app.registry.entities[0], name)
+
+    assert (loaded.state.total, loaded.snapshot) == (24, -1)
+    assert (again.state.total, again.snapshot) == (32, -1)
+    path = snapshot_path(f"counters/{name}")
+    async with httpx.AsyncClient() as client:
+        answer = await client.head(f"{server_process.url}/v1/stream/{path}")
+    assert answer.headers["Stream-Retention-Messages"] == "1"
 
 
 async def test_a_snapshot_that_cannot_be_read_is_passed_over(

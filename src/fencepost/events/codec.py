@@ -15,7 +15,12 @@ import msgspec
 
 from fencepost.client.operations import ENCODING_FAILURES
 from fencepost.client.results import LogEntry
-from fencepost.events.errors import DefinitionError, EventInvalidError, UnknownEventError
+from fencepost.events.errors import (
+    DefinitionError,
+    EventInvalidError,
+    EventTooNewError,
+    UnknownEventError,
+)
 from fencepost.events.types import Entity, Event, Recorded
 
 T = TypeVar("T")
@@ -122,6 +127,11 @@ class Codec:
         if kind is None:
             stream, version, position = place
             raise UnknownEventError(found.name, stream, version=version, position=position)
+        newest = kind.__event__.schema
+        if found.schema > newest:
+            reason = f"{found.name}: its schema is {found.schema}, and we know up to {newest}"
+            stream, version, position = place
+            raise EventTooNewError(reason, stream, version=version, position=position)
         try:
             return from_data(_upcast(kind, found), kind)
         except Exception as error:  # an upcaster may raise anything
@@ -151,8 +161,6 @@ def _upcast(kind: type[Event], found: Envelope) -> Any:
     data, newest = found.data, kind.__event__.schema
     if found.schema < 1:
         raise ValueError(f"its schema is {found.schema}, and schemas count from 1")
-    if found.schema > newest:
-        raise ValueError(f"its schema is {found.schema}, and this program knows up to {newest}")
     for schema in range(found.schema, newest):
         upcaster = kind.__event__.upcasters.get(schema)
         if upcaster is not None:

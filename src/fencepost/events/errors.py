@@ -94,6 +94,14 @@ class EventInvalidError(EventsError):
         self.position = position
 
 
+class EventTooNewError(EventInvalidError):
+    """An event has a newer schema than this program knows. Deploy the code that wrote it.
+
+    A reaction waits for that: it is tried again without spending its retries, as with an event of a
+    name that this program does not know.
+    """
+
+
 class NonRetryableError(EventsError):
     """Raise it in a reaction: another attempt would fail as well. The target is blocked or parks.
 

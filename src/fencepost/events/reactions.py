@@ -415,7 +415,7 @@ def _say(
         event.position,
         becomes,
         failure.error,
-        exc_info=error,
+        exc_info=None if isinstance(error, EventsError) else error,
     )
 
 

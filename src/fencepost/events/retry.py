@@ -13,9 +13,12 @@ import msgspec
 from fencepost.client.errors import require
 from fencepost.client.group_worker import text_of
 from fencepost.client.groups import EventFailure
-from fencepost.events.errors import NonRetryableError
+from fencepost.events.errors import EventTooNewError, NonRetryableError, UnknownEventError
 from fencepost.protocol.timing import Backoff, BackoffKind, delay_ms
 
+NEWER_CODE = (EventTooNewError, UnknownEventError)
+"""A worker of an old program is not to block what newer workers can handle: a deploy may roll."""
+NEWER_CODE_BACKOFF = Backoff("exponential", base_ms=1_000, cap_ms=60_000, jitter=0.2)
 OnExhausted = Literal["block", "park", "retry"]
 
 
@@ -51,6 +54,9 @@ class Retry(msgspec.Struct, frozen=True):
     def failure(self, position: int, error: Exception, *, retry: int, dice: float) -> EventFailure:
         """What to report of an event that failed, after so many retries before this attempt."""
         text = text_of(error)
+        if isinstance(error, NEWER_CODE):
+            wait_ms = delay_ms(NEWER_CODE_BACKOFF, retry + 1, dice)
+            return EventFailure(position=position, error=text, delay_ms=wait_ms)
         spent = retry >= self.retries
         if isinstance(error, NonRetryableError) or (spent and self.on_exhausted != "retry"):
             park = self.on_exhausted == "park"

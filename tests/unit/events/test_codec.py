@@ -85,7 +85,7 @@ def test_an_older_schema_is_upcast_step_by_step() -> None:
     ("message", "reason"),
     [
         ({"name": "Moved", "data": {"shelf": 1, "row": 2}, "schema": 3}, "shelf"),
-        ({"name": "Moved", "data": {}, "schema": 4}, "knows up to 3"),
+        ({"name": "Moved", "data": {}, "schema": 4}, "its schema is 4, and we know up to 3"),
         ({"name": "Moved", "data": {}, "schema": 1}, "KeyError"),
         ({"name": "Moved", "data": None, "schema": 1}, "Moved"),
         ({"name": "Moved", "data": {}, "schema": -(10**18)}, "count from 1"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.events import NonRetryableError, Retry
+from fencepost.events import EventTooNewError, NonRetryableError, Retry, UnknownEventError
 from fencepost.events.retry import OnExhausted
 
 ERROR = ValueError("no such customer")
@@ -63,6 +63,27 @@ def test_a_non_retryable_error_does_not_wait_for_the_attempts() -> None:
     found = Retry(3).failure(7, NonRetryableError("never"), retry=0, dice=0.5)
 
     assert found.permanent
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnknownEventError("Shipped", "orders/7", version=3),
+        EventTooNewError("its schema is 2", "orders/7", version=3),
+    ],
+)
+def test_what_newer_code_can_handle_is_tried_until_that_runs(error: Exception) -> None:
+    """In a deploy that rolls, a worker of the old code blocks and parks nothing."""
+    for on_exhausted in ("block", "park"):
+        retry = Retry(1, "fixed", base_ms=10, cap_ms=50, jitter=0, on_exhausted=on_exhausted)
+
+        first = retry.failure(7, error, retry=0, dice=0.5)
+        spent = retry.failure(7, error, retry=9, dice=0.5)
+
+        assert (spent.permanent, spent.park) == (False, False)
+        assert first.delay_ms is not None
+        assert spent.delay_ms is not None
+        assert 500 <= first.delay_ms <= 1_500 < spent.delay_ms <= 60_000
 
 
 def test_an_error_is_cut_to_what_the_server_takes() -> None:

@@ -55,7 +55,10 @@ class AsyncProjections:
 
         Raises `ProjectionLostError` when a worker took the projection meanwhile: stop it first.
         """
-        require(name in self._app.projections, f"the app has no projection {name!r}")
+        known = ", ".join(self._app.projections) or "none"
+        require(
+            name in self._app.projections, f"the app has no projection {name!r}; it has {known}"
+        )
         run = self._run(name)
         anew = after is not None and after < 0
         await async_in_thread(lambda: run.store.prepare(run.projection, anew=anew))

@@ -56,7 +56,10 @@ class Projections:
 
         Raises `ProjectionLostError` when a worker took the projection meanwhile: stop it first.
         """
-        require(name in self._app.projections, f"the app has no projection {name!r}")
+        known = ", ".join(self._app.projections) or "none"
+        require(
+            name in self._app.projections, f"the app has no projection {name!r}; it has {known}"
+        )
         run = self._run(name)
         anew = after is not None and after < 0
         in_thread(lambda: run.store.prepare(run.projection, anew=anew))
