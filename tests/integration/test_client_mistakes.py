@@ -91,6 +91,32 @@ async def test_one_message_is_not_several(
         assert await stream.read().messages() == []
 
 
+def test_a_token_is_given_without_the_word_bearer() -> None:
+    for connecting in (fencepost.connect, fencepost.connect_async):
+        with pytest.raises(fencepost.InvalidArgumentError, match="without the word Bearer"):
+            connecting("http://127.0.0.1:1", token="Bearer abc")
+
+
+@pytest.mark.parametrize("value", ["token", "X-Team"])
+async def test_a_function_that_gives_no_value_is_told_before_anything_is_sent(
+    connect: Connect, value: str
+) -> None:
+    """As `os.environ.get` does: None was sent as the text None."""
+    nothing: Any = lambda: None  # noqa: E731
+    given = {"token": nothing} if value == "token" else {"headers": {value: nothing}}
+    with OddServer(lambda _: response(200, stream_next_offset="2")) as server:
+        async with connect(server.url, **given) as client:
+            with pytest.raises(fencepost.InvalidArgumentError, match=f"for {value} gave None"):
+                await client.stream("s").append(1)
+            producer = client.stream("s").producer("p")
+            await producer.append(1)
+            with pytest.raises(fencepost.ProducerFailedError) as failed:
+                await producer.close()
+            assert isinstance(failed.value.cause, fencepost.InvalidArgumentError)
+
+        assert not server.asked
+
+
 @pytest.mark.parametrize("offset", [0, 7, b"now"], ids=repr)
 async def test_an_offset_is_a_text_that_the_server_gave(
     connect: Connect, server_process: ServerProcess, offset: Any

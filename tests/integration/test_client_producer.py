@@ -16,6 +16,8 @@ from fencepost.client.producer.deliveries import Delivery
 from tests.certificates import certificates
 from tests.faults.proxy import Proxy
 from tests.serving import ServerProcess
+from tests.twins import Connect
+from tests.twins import connect as connect
 
 
 @pytest.fixture(name="client")
@@ -281,13 +283,13 @@ async def test_everything_works_over_tls(
                 await suspicious.create("tls/unknown")
 
 
-async def test_a_token_function_that_raises_ends_the_async_producer_with_it(
-    server_process: ServerProcess, path: str
+async def test_a_token_function_that_raises_ends_the_producer_with_it(
+    connect: Connect, server_process: ServerProcess, path: str
 ) -> None:
     def token() -> str:
         raise KeyError("no secret")
 
-    async with fencepost.connect_async(server_process.url, token=token) as client:
+    async with connect(server_process.url, token=token) as client:
         producer = client.stream(path).producer("p")
         delivery = await producer.append(1)
         with pytest.raises(fencepost.ProducerFailedError) as failed:
@@ -313,13 +315,13 @@ async def test_a_token_function_that_never_returns_does_not_outlive_the_deadline
         await producer.close()
 
 
-async def test_an_unexpected_exception_while_an_answer_is_read_ends_the_async_producer(
-    server_process: ServerProcess, path: str, monkeypatch: pytest.MonkeyPatch
+async def test_an_unexpected_exception_while_an_answer_is_read_ends_the_producer(
+    connect: Connect, server_process: ServerProcess, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_arguments: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    async with fencepost.connect_async(server_process.url) as client:
+    async with connect(server_process.url) as client:
         stream = await client.create(path)
         producer = stream.producer("p")
         monkeypatch.setattr(producer._machine, "answered", broken)

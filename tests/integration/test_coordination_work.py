@@ -427,10 +427,11 @@ def test_tool_calls_without_an_id_are_reported(
 def test_principals_are_told_the_true_reason_at_once(tmp_path: Path) -> None:
     names = ("one", "two")
     both = (principal(name, ("jobs", ALL), open_claims_max=2) for name in names)
+    failed: list[FencepostError] = []
     with (
         place(tmp_path, ROOT, *both) as here,
-        fencepost.connect(here.process.url, token=token("one")) as first,
-        fencepost.connect(here.process.url, token=token("two")) as second,
+        fencepost.connect(here.process.url, token=token("one"), on_error=failed.append) as first,
+        fencepost.connect(here.process.url, token=token("two"), on_error=failed.append) as second,
     ):
         one, two = TaskClaims(first.create("jobs"), "one"), second.stream("jobs")
         claim = one.claim("build")
@@ -447,6 +448,7 @@ def test_principals_are_told_the_true_reason_at_once(tmp_path: Path) -> None:
 
         refusals = [event["code"] for event in here.audit() if event["type"] == "refused"]
     assert refusals == ["epoch_guarded", "producer_held"]
+    assert [error.code for error in failed] == [*refusals, "too_fast"], "asked again"
 
 
 async def test_a_completed_claim_accepts_nothing_further(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from fencepost.client.errors import (
     OutcomeUnknownError,
     ResponseError,
     error_of,
+    require,
 )
 from fencepost.client.http import Request, Response, check_headers, path_of, redirected
 from fencepost.client.settings import WARNED_ATTEMPT, ClientSettings, RetryWith, Value
@@ -186,15 +187,15 @@ def dressed(settings: ClientSettings, request: Request) -> Operation[Request]:
     own = {name.lower() for name, _value in request.headers}
     given = {name.lower() for name in settings.headers}
     if settings.token is not None and "authorization" not in own | given:
-        headers["Authorization"] = "Bearer " + (yield from _value(settings.token))
+        headers["Authorization"] = "Bearer " + (yield from _value("token", settings.token))
     for name, value in settings.headers.items():
         if name.lower() not in own:
-            headers[name] = yield from _value(value)
+            headers[name] = yield from _value(name, value)
     check_headers(headers)
     target = request.target
     params = []
     for name, value in settings.params.items():
-        params.append((name, (yield from _value(value))))
+        params.append((name, (yield from _value(name, value))))
     if params:
         target += ("&" if "?" in target else "?") + urlencode(params)
     return msgspec.structs.replace(
@@ -202,8 +203,9 @@ def dressed(settings: ClientSettings, request: Request) -> Operation[Request]:
     )
 
 
-def _value(value: Value) -> Operation[str]:
+def _value(name: str, value: Value) -> Operation[str]:
     if isinstance(value, str):
         return value
     given = yield Call(value)
+    require(given is not None, f"the function for {name} gave None")
     return str(given)

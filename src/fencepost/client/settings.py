@@ -99,6 +99,8 @@ class ClientSettings:
         for name, value in (("token", self.token), *self.headers.items(), *self.params.items()):
             fits = value is None or isinstance(value, str) or callable(value)
             require(fits, f"{name} is a text or a function that gives one, not {value!r}")
+        doubled = isinstance(self.token, str) and self.token.lower().startswith("bearer ")
+        require(not doubled, "token is given without the word Bearer, which is added")
         check_headers(
             {name: value if isinstance(value, str) else "" for name, value in self.headers.items()}
         )

@@ -198,6 +198,9 @@ class IdempotentProducer(Counts[Delivery]):
                 self._transmit(link, now)
             except (ConnectionFailedError, ProtocolError) as failure:
                 self._lose(failure, now)
+            except Exception as error:  # as in the async producer, a defect ends the session
+                self._hang_up()
+                machine.abandon(error)
         machine.tick(now)
         if machine.drop:
             self._lose(ConnectionFailedError("the connection was given up", sent=True), now)
@@ -231,6 +234,9 @@ class IdempotentProducer(Counts[Delivery]):
             self._link = _Link(self._session.settings)
         except ConnectionFailedError as failure:
             self._machine.lost(failure, now)
+            return
+        except Exception as error:  # a token function of the user's may raise anything
+            self._machine.abandon(error)
             return
         self._machine.connected(self._session.now())
 
