@@ -117,9 +117,11 @@ TABLE: dict[tuple[str, str], Route] = {
         for method, verb in (("put", "create"), ("get", "read"), ("delete", "delete"))
     },
     ("get", f"{MESH}/topics/{{topic}}/members"): Route(only("read")),
+    # A member listens where one may create on the topic, and send to its inbox or read it.
+    ("put", f"{MESH}/topics/{{topic}}/members/{{member}}"): Route(NOBODY),
     **{
         (method, f"{MESH}/topics/{{topic}}/members/{{member}}"): Route(only(verb))
-        for method, verb in (("put", "create"), ("get", "read"), ("delete", "delete"))
+        for method, verb in (("get", "read"), ("delete", "delete"))
     },
     ("post", f"{MESH}/send"): Route(
         only("append"), json={"kind": "topic", "ref": "topic", "body": ""}

@@ -294,6 +294,13 @@ def writing_allowed(request: Request) -> None:
         raise forbidden("you lack the verb append everywhere")
 
 
+def joining_allowed(request: Request, inbox: str) -> None:
+    """A member gets what is sent to the topic: for who may send to it, or reads that inbox."""
+    principal = request.principal
+    if principal is not None and not principal.verbs_on(inbox) & (APPEND | READ):
+        raise forbidden("you lack the verbs append and read on the member's inbox: one of them")
+
+
 def overrides(principal: Principal | None) -> bool:
     """Whether a principal may use what belongs to another one; always, without authorization."""
     return principal is None or principal.is_admin

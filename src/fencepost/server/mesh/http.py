@@ -28,6 +28,7 @@ from fencepost.protocol.meshes import (
     MeshCreated,
     MeshSame,
     destination_path,
+    inbox_path,
     parse_settings,
     refuse_name,
 )
@@ -208,6 +209,7 @@ class Meshes:
     ) -> Answer:
         mesh, topic = self._place(request, raw_mesh, "topic", raw_topic, CREATE)
         member = self._name("member", request, raw_member)
+        access.joining_allowed(request, inbox_path(mesh, member))
         _without_body(request)
         outcome = await self._ask(JoinTopic(mesh, topic, member))
         if not isinstance(outcome, Done):
