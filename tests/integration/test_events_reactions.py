@@ -59,7 +59,7 @@ def here() -> AppSettings:
 def watching(app: App) -> list[Breadcrumb]:
     """Everything that the app reports from now on."""
     seen: list[Breadcrumb] = []
-    for kind in ("committed", "claimed", "acked", "failed", "blocked", "parked", "settled"):
+    for kind in ("committed", "claimed", "acked", "failed", "blocked", "parked", "lost", "settled"):
         app.hook(kind)(seen.append)
     return seen
 
@@ -727,26 +727,42 @@ async def test_a_worker_runs_until_it_is_stopped(opening: Opening) -> None:
         assert (await shop.group.stats())["leased"] == 0
 
 
-async def test_effects_of_a_lost_lease_are_refused(server_process: ServerProcess) -> None:
+async def test_effects_of_a_lost_lease_are_refused(
+    opening: Opening, server_process: ServerProcess
+) -> None:
     app = App(fresh("shop"), entities=[Order, Stock], settings=here())
     tea, order = fresh("tea"), fresh("o")
+    seen = watching(app)
     runs = 0
 
     @app.reaction(Placed)
-    async def reserve(event: Recorded[Placed], context: AsyncContext) -> None:
+    def reserve(event: Recorded[Placed], context: Context) -> None:
         nonlocal runs
+        if event.stream != f"orders/{order}":
+            return
         runs += 1
-        await context.do(Stock.reserve, event.data.sku, order=event.stream, quantity=1)
+        context.do(Stock.reserve, event.data.sku, order=event.stream, quantity=1)
         if runs == 1:  # an operator takes the target away while its handler works
-            await shop.group.reset([event.stream])
+            operator.group(app.name).reset([event.stream])
 
-    async with fencepost.connect_async(server_process.url) as client, app.open(client) as shop:
-        await shop.do(Order.place, order, sku=tea)
+    with fencepost.connect(server_process.url) as operator:
+        async with opening(app) as shop:
+            await shop.do(Order.place, order, sku=tea)
+            seen.clear()
 
-        await shop.settle()
+            await shop.settle()
 
-        assert runs == 2
-        assert (await shop.load(Stock, tea)).state.left == 99
+            assert runs == 2
+            assert (await shop.load(Stock, tea)).state.left == 99
+    ours = [crumb for crumb in seen if crumb.target == f"orders/{order}"]
+    assert kinds(ours, "claimed", "committed", "acked", "lost") == [
+        "claimed",
+        "lost",
+        "claimed",
+        "committed",
+        "acked",
+    ]
+    assert seen[-1].kind == "settled"
 
 
 async def test_what_a_plain_do_inside_a_reaction_stores_carries_the_correlation(
