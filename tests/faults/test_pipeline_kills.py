@@ -311,6 +311,7 @@ def test_a_sink_that_appends_as_it_goes_doubles_rows(tmp_path: Path) -> None:
             pipeline.end()
 
 
+@pytest.mark.soak  # tests/pipeline/test_sink_uploads.py is the short form
 def test_uploads_that_expire_under_a_slow_driver_fail_the_batch_and_lose_nothing(
     tmp_path: Path,
 ) -> None:
@@ -338,6 +339,7 @@ def test_uploads_that_expire_under_a_slow_driver_fail_the_batch_and_lose_nothing
             pipeline.end()
 
 
+@pytest.mark.soak  # test_pipeline_sleepers.py is the short form, with many more moments
 def test_a_driver_that_slept_while_another_took_over_is_fenced(tmp_path: Path) -> None:
     """Each has a checkpoint of its own, as on storage that lets two drivers write one file.
 
