@@ -18,7 +18,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import generator
+from benchmarks import generator, machine
 from benchmarks.cases import wrong_answers
 from benchmarks.errors import BenchmarkError
 from benchmarks.subjects import Subject, running
@@ -75,8 +75,8 @@ def _measure(
         _create(server.port)
         with psycopg.connect(url, autocommit=True) as database:
             turns, wal = _progress(database)
-            servers = _spent([server.pid, *_children(server.pid)])
-            sessions = _spent([pid for (pid,) in database.execute(SESSIONS)])
+            servers = machine.processor_s([server.pid, *_children(server.pid)])
+            sessions = machine.processor_s([pid for (pid,) in database.execute(SESSIONS)])
             got = generator.run(
                 "append",
                 seconds_max=seconds + 60,
@@ -91,8 +91,8 @@ def _measure(
                 streams=1,
                 random=1,
             )
-            servers_after = _spent([server.pid, *_children(server.pid)])
-            sessions_after = _spent([pid for (pid,) in database.execute(SESSIONS)])
+            servers_after = machine.processor_s([server.pid, *_children(server.pid)])
+            sessions_after = machine.processor_s([pid for (pid,) in database.execute(SESSIONS)])
             turns_after, wal_after = _progress(database)
             row = database.execute("SELECT count(*) FROM log").fetchone()
             assert row is not None
@@ -138,18 +138,6 @@ def _children(pid: int) -> list[int]:
         for task in Path(f"/proc/{pid}/task").iterdir()
         for child in (task / "children").read_text().split()
     ]
-
-
-def _spent(pids: list[int]) -> dict[int, float]:
-    """Processor seconds of processes and all their threads, to the nanosecond."""
-    return {
-        pid: sum(
-            int((task / "schedstat").read_text().split()[0])
-            for task in Path(f"/proc/{pid}/task").iterdir()
-        )
-        / 1e9
-        for pid in pids
-    }
 
 
 def _parse() -> argparse.Namespace:
