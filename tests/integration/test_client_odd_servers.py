@@ -352,6 +352,43 @@ async def test_every_error_names_its_request(connect: Connect) -> None:
     assert str(away.value).endswith("(HEAD /v1/stream/s)")
 
 
+async def test_an_error_of_what_a_server_says_names_the_answer(connect: Connect) -> None:
+    strange = response(200, b'{"a":1}', headers={"X-Request-Id": "abc"}, stream_next_offset="1")
+
+    with OddServer(lambda _: strange) as server:
+        async with connect(server.url) as client:
+            with pytest.raises(fencepost.ProtocolError) as caught:
+                await client.stream("s").read().messages()
+
+    error = caught.value
+    assert (error.method, error.path, error.status) == ("GET", "/v1/stream/s", 200)
+    assert error.request_id == "abc"
+    assert str(error).endswith("(GET /v1/stream/s, status 200, request abc)")
+
+
+async def test_errors_about_lost_writes_and_producers_name_the_request_of_their_cause(
+    connect: Connect,
+) -> None:
+    refusal = response(
+        503, b'{"code":"commit_unknown","detail":"unknown"}', headers={"X-Request-Id": "abc"}
+    )
+
+    with OddServer(lambda _: refusal) as server:
+        async with connect(server.url, retries=fencepost.NO_RETRIES) as client:
+            with pytest.raises(fencepost.OutcomeUnknownError) as unknown:
+                await client.stream("s").append(1)
+            producer = client.stream("s").producer("p", delivery_seconds_max=0.05)
+            await producer.append(1)
+            with pytest.raises(fencepost.ProducerFailedError) as failed:
+                await producer.close()
+
+    for error in (unknown.value, failed.value):
+        assert (error.method, error.path) == ("POST", "/v1/stream/s")
+        assert str(error).count("POST /v1/stream/s") == 1
+    lost = unknown.value
+    assert (lost.status, lost.code, lost.request_id) == (503, "commit_unknown", "abc")
+
+
 async def test_a_flush_that_takes_too_long_is_an_error_of_ours(connect: Connect) -> None:
     with OddServer(lambda _: None) as server:
         async with connect(server.url) as client:

@@ -67,6 +67,8 @@ def talking(
 ) -> Iterator[fencepost.Client]:
     """A client for the server that is meant, with an end in words for every failure."""
     _with_standard_streams()
+    # The sentence at the end says what failed: a warning before it would say the same.
+    logging.getLogger("fencepost.client.retry").setLevel(logging.ERROR)
     where = url or ""
     try:
         profile = resolve(url, token, os.environ)

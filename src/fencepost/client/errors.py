@@ -43,15 +43,26 @@ class FencepostError(Exception):
             self.request_id = headers.get("x-request-id") or headers.get("request-id")
             cause = getattr(self, "cause", None)
             if isinstance(cause, FencepostError):
-                cause.locate(method, path, status, headers)
+                self.blame(cause.locate(method, path, status, headers))
         return self
+
+    def blame(self, cause: Exception | None) -> None:
+        """Be about the request that `cause` is about."""
+        if isinstance(cause, FencepostError):
+            self.method, self.path = cause.method, cause.path
+            self.status, self.code, self.request_id = cause.status, cause.code, cause.request_id
 
     def __str__(self) -> str:
         said = super().__str__()
         if self.method is None:
             return said
-        by_id = "" if self.request_id is None else f", request {self.request_id}"
-        return f"{said} ({self.method} {self.path}{by_id})"
+        facts = [f"{self.method} {self.path}"]
+        if self.status is not None and str(self.status) not in said:
+            facts.append(f"status {self.status}")
+        if self.request_id is not None:
+            facts.append(f"request {self.request_id}")
+        where = f"({', '.join(facts)})"
+        return said if where in said else f"{said} {where}"
 
 
 class InvalidArgumentError(FencepostError, ValueError):
@@ -106,6 +117,7 @@ class OutcomeUnknownError(FencepostError):
     def __init__(self, message: str, *, cause: Exception | None = None) -> None:
         super().__init__(message)
         self.cause = cause
+        self.blame(cause)
 
 
 class ResponseError(FencepostError):
@@ -605,6 +617,7 @@ class ProducerFailedError(ProducerError):
     def __init__(self, message: str, *, cause: Exception) -> None:
         super().__init__(message)
         self.cause = cause
+        self.blame(cause)
 
 
 class DeliveryTimeoutError(ProducerError, TimeoutError):

@@ -666,6 +666,8 @@ class Machine(Generic[B]):
             self._give_up(culprit, error, maybe_stored=maybe_stored)
         if self.failure is not None:
             return
+        if isinstance(error, FencepostError):
+            error.locate("POST", self._path, None, {})
         self.failure = ProducerFailedError(f"the producer has stopped: {error}", cause=error)
         self.failure.__cause__ = error
         self._seal()
