@@ -25,7 +25,7 @@ from fencepost.store.group_contract import (
     TargetMissing,
 )
 from fencepost.store.maintain.jobs import Upkeep
-from fencepost.store.write import group_decider
+from fencepost.store.write import group_decider, groups
 from fencepost.testing.clock import SimClock
 from tests.contract.grouping import (
     LEASE_MS,
@@ -418,6 +418,40 @@ async def test_what_a_worker_may_not_read_hides_nothing_that_it_may(
     outcome = await ask(subject, claiming(group)._replace(may_read=may_read))
 
     assert [row.target for row in rows_of(a(ClaimDone, outcome).leases)] == ["orders/mine"]
+
+
+async def test_looks_at_many_rows_take_a_bounded_share_of_the_time(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that may read nothing of a large group asks again and again: each of its claims
+    looked at 16,000 rows, and all other requests waited."""
+    monkeypatch.setattr(group_decider, "CANDIDATES_MIN", 4)
+    monkeypatch.setattr(groups, "ROWS_PER_MS", 0.001)
+    group = await with_work(subject, *(f"orders/{n}" for n in range(20)))
+    looked_at = 0
+
+    def may_read(_path: str) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return False
+
+    async def claim(principal: str) -> ClaimDone:
+        nonlocal looked_at
+        looked_at = 0
+        asked = claiming(group)._replace(may_read=may_read, principal=principal)
+        return a(ClaimDone, await ask(subject, asked))
+
+    await claim("mallory")
+    wide = looked_at
+    done = await claim("mallory")
+    narrow = looked_at
+    await claim("ann")
+
+    assert wide > 20
+    assert narrow < 10
+    assert done.due_ms is not None
+    assert done.due_ms > done.now_ms, "it is told when to look at more"
+    assert looked_at == wide, "another principal has looks of its own"
 
 
 async def test_urgent_targets_come_first_and_lanes_are_kept_apart(subject: Subject) -> None:

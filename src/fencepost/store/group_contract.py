@@ -67,6 +67,8 @@ class ClaimTargets(NamedTuple):
     claim: Claim
     may_read: Callable[[str], bool] | None = None
     """Whether the worker may read a source; None: all of them."""
+    principal: str = ""
+    """Whose worker it is."""
 
 
 class AckLeases(NamedTuple):

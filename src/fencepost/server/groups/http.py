@@ -264,7 +264,8 @@ class Groups:
         claim = self._bodies.claim(
             body, known.group.settings.lease_ms, share=known.share, cycle=known.cycle
         )
-        return ClaimTargets(name, claim, _reads_all_of(request))
+        owner = access.name_of(request.principal)
+        return ClaimTargets(name, claim, _reads_all_of(request), owner)
 
     def _wait_ms(self, body: ClaimBody) -> int:
         return min(body.wait_ms, self._settings.long_poll_ms)

@@ -46,7 +46,6 @@ from fencepost.protocol.leases import (
     DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
-    Claim,
     CorrelationDecision,
     CorrelationMoved,
     GroupGone,
@@ -90,7 +89,7 @@ from fencepost.store.group_contract import (
     RenewLeases,
     TargetMissing,
 )
-from fencepost.store.write.groups import MESH, GroupChanges, Groups
+from fencepost.store.write.groups import MESH, GroupChanges, Groups, WideLooks
 from fencepost.store.write.sends import Meshes
 from fencepost.store.write.usage import Usage
 
@@ -134,6 +133,7 @@ class GroupDecider:
         self._open_group = open_group
         self._head = head
         self._audit = audit
+        self._wide_looks = WideLooks()
 
     def decide(self, request: GroupRequest) -> GroupOutcome:
         """What a request comes to."""
@@ -295,10 +295,11 @@ class GroupDecider:
         now_ms = self._tick()
         claim, may_read = request.claim, request.may_read
         slots = share_slots(claim.streams_max, claim.lagging_share, claim.cycle)
+        look_ms = None
         if may_read is None:
             found = self._groups.candidates(group, claim.lane, slots, now_ms)
         else:
-            found = self._readable(group, claim, may_read, now_ms)
+            found, look_ms = self._readable(group, request, may_read, now_ms)
         decision = decide_claim(found, claim, lost_max=group.settings.lost_max, now_ms=now_ms)
         if decision.leases or decision.blocked:
             changes = self._open_group()
@@ -309,23 +310,35 @@ class GroupDecider:
         due_ms = None
         if not decision.leases:
             due_ms = self._groups.next_due_ms(group, claim.lane, now_ms)
+            if look_ms is not None:
+                due_ms = look_ms if due_ms is None else min(due_ms, look_ms)
         aside: list[Aside] = []
         if group.parked_count:
             aside = [self._aside(group, lease.row) for lease in decision.leases]
         return ClaimDone(group, decision.leases, decision.blocked, due_ms, now_ms, aside)
 
     def _readable(
-        self, group: Group, claim: Claim, may_read: Callable[[str], bool], now_ms: int
-    ) -> list[Target]:
-        """Candidates of sources that the worker may read, among many that it may not."""
-        looked_at, count = -1, CANDIDATES_MIN
+        self, group: Group, request: ClaimTargets, may_read: Callable[[str], bool], now_ms: int
+    ) -> tuple[list[Target], int | None]:
+        """Candidates of sources that the worker may read, among many that it may not.
+
+        With it, when to look at more of them; None when no more is to be found.
+        """
+        claim, owner = request.claim, request.principal
+        looked_at, count, rows = -1, CANDIDATES_MIN, 0
+        next_ms = self._wide_looks.next_ms(group.id, owner)
         while True:
             wide = share_slots(count, claim.lagging_share, claim.cycle)
             found = self._groups.candidates(group, claim.lane, wide, now_ms)
             readable = [row for row in found if may_read(row.source)]
             is_all = len(found) == looked_at
-            if len(readable) >= claim.streams_max or is_all or count >= CANDIDATES_MAX:
-                return readable
+            rows += len(found)
+            is_enough = len(readable) >= claim.streams_max or is_all or count >= CANDIDATES_MAX
+            must_wait = not is_enough and now_ms < next_ms and rows > CANDIDATES_MIN // 2
+            if is_enough or must_wait:
+                if rows > CANDIDATES_MIN:
+                    self._wide_looks.looked(group.id, owner, rows, now_ms)
+                return readable, next_ms if must_wait else None
             looked_at, count = len(found), 4 * count
 
     def _aside(self, group: Group, row: Target) -> Aside:

@@ -25,6 +25,11 @@ IDLE, READY, DUE, BLOCKED = range(4)
 
 _SETTINGS = msgspec.json.Decoder(GroupSettings)
 
+LOOKS_KEPT = 1_024
+"""Wide looks past which those that have waited long enough are forgotten."""
+ROWS_PER_MS = 12
+"""Rows of a wide look for which a millisecond is waited; 3 us each, it takes a twentieth."""
+
 
 class GroupChanges(UsageGroup, Protocol):
     """An open group of the commit, as far as this module writes to it."""
@@ -101,6 +106,27 @@ class GroupRows:
     def fetch(self, query: str, *values: object) -> list[Target]:
         """The targets that a query finds."""
         return [target_from_row(row) for row in self.connection.fetch(query, values)]
+
+
+class WideLooks:
+    """When claims of a principal may look again at many rows for those that it may read.
+
+    Such a look holds up everything else. The next one of the same principal at the same group waits
+    so long that they take a twentieth of the time.
+    """
+
+    def __init__(self) -> None:
+        self._next_ms: dict[tuple[int, str], int] = {}
+
+    def next_ms(self, group_id: int, principal: str) -> int:
+        """From when on one may look."""
+        return self._next_ms.get((group_id, principal), 0)
+
+    def looked(self, group_id: int, principal: str, rows: int, now_ms: int) -> None:
+        """One has looked at so many rows."""
+        if len(self._next_ms) >= LOOKS_KEPT:
+            self._next_ms = {key: at for key, at in self._next_ms.items() if at > now_ms}
+        self._next_ms[group_id, principal] = now_ms + rows // ROWS_PER_MS
 
 
 class Groups:
