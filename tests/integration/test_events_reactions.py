@@ -727,6 +727,50 @@ async def test_a_worker_runs_until_it_is_stopped(opening: Opening) -> None:
         assert (await shop.group.stats())["leased"] == 0
 
 
+async def test_a_worker_serves_its_lane_alone_and_the_group_knows_priorities(
+    opening: Opening,
+) -> None:
+    app = App(fresh("shop"), entities=[Order], settings=here())
+    tea = fresh("tea")
+    handled: list[str] = []
+    done = threading.Event()
+
+    def declare(name: str, lane: str, priority: int) -> None:
+        @app.reaction(Placed, name=name, to=f"{tea}/{name}", lane=lane, priority=priority)
+        def note(event: Recorded[Placed], context: Context) -> None:
+            if event.data.sku == tea:
+                handled.append(name)
+                if len(handled) == 3:
+                    done.set()
+
+    declared = [
+        ("later", "fast", 0),
+        ("urgent", "fast", 9),
+        ("soon", "fast", 5),
+        ("slow", "slow", 99),
+    ]
+    for name, lane, priority in declared:
+        declare(name, lane, priority)
+    async with opening(app) as shop:
+        await shop.do(Order.place, fresh("o"), sku=tea)
+        stopping: Any = asyncio.Event() if _is_async(shop) else threading.Event()
+        working = asyncio.create_task(shop.work(lane="fast", streams=1, stopping=stopping))
+
+        assert await asyncio.to_thread(done.wait, 60)
+        stopping.set()
+        await asyncio.wait_for(working, 60)
+
+        assert sorted(handled) == ["later", "soon", "urgent"]
+        found = shop.group.streams(match=f"{tea}/*")
+        rows = await listed(found) if _is_async(shop) else list(found)
+        assert {(row.target, row.lane, row.priority) for row in rows} == {
+            (f"{tea}/{name}", lane, priority) for name, lane, priority in declared
+        }
+        assert [row.lane for row in rows if row.at < row.work_to] == ["slow"]
+        await shop.settle()
+        assert handled[3:] == ["slow"]
+
+
 async def test_effects_of_a_lost_lease_are_refused(
     opening: Opening, server_process: ServerProcess
 ) -> None:
