@@ -136,6 +136,10 @@ class Codec:
             return from_data(_upcast(kind, found), kind)
         except Exception as error:  # an upcaster may raise anything
             reason = f"{found.name}: {type(error).__name__}: {error}"
+            steps = range(max(found.schema, 1), newest)
+            missing = [schema for schema in steps if schema not in kind.__event__.upcasters]
+            if missing:
+                reason += f"; no function @upcasts({kind.__name__}, {missing[0]})"
             raise invalid(reason, place) from error
 
     def recorded(self, entry: LogEntry) -> Recorded[Any]:
@@ -165,6 +169,8 @@ def _upcast(kind: type[Event], found: Envelope) -> Any:
         upcaster = kind.__event__.upcasters.get(schema)
         if upcaster is not None:
             data = upcaster(dict(data))
+            if not isinstance(data, dict):
+                raise TypeError(f"its upcaster of schema {schema} returned {type(data).__name__}")
     return data
 
 

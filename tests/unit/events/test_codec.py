@@ -102,6 +102,24 @@ def test_an_event_that_does_not_fit_names_its_position(message: Any, reason: str
     assert "position 41" in str(found)
 
 
+def test_an_older_event_without_an_upcaster_says_which_one_is_missing() -> None:
+    class Grown(Event, schema=3):
+        shelf: int
+        room: int
+
+    @upcasts(Grown, 2)
+    def forgetful(data: dict[str, Any]) -> Any:
+        data["room"] = 1
+
+    codec = Codec([Grown])
+    for schema, said in (
+        (1, r"no function @upcasts\(Grown, 1\)"),
+        (2, "its upcaster of schema 2 returned NoneType$"),
+    ):
+        with pytest.raises(EventInvalidError, match=said):
+            codec.decode(Envelope(name="Grown", data={"shelf": 1}, schema=schema), Place("s", 0))
+
+
 def test_an_unknown_event_names_its_place() -> None:
     with pytest.raises(UnknownEventError, match="position 41") as caught:
         Codec([]).decode(envelope({"name": "Lost"}, PLACE), PLACE)
