@@ -48,7 +48,11 @@ class Site:
             def do_GET(self) -> None:
                 path = urlsplit(self.path).path
                 if path in handlers:
-                    self._answer("application/json", json.dumps(handlers[path]()))
+                    answer = handlers[path]()
+                    if answer is None:
+                        self.send_error(502, "the application is away")
+                    else:
+                        self._answer("application/json", json.dumps(answer))
                 elif path in files:
                     kind = "text/html" if path == "/" else "text/javascript"
                     self._answer(kind, files[path])

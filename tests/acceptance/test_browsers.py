@@ -59,7 +59,12 @@ def test_an_event_source_gets_every_message_once_across_reconnects_and_tokens(
     );
     """
 
+    away = iter((True, False, True))
+
     def url() -> object:
+        # Before the first token and before the second one the application is away for a moment.
+        if next(away, False):
+            return None
         # Good for two seconds: the page has to ask for another one in between.
         made = asked_token(ann, STREAM, ttl_s=2).json()
         tokens.append(made["token"])
