@@ -300,7 +300,8 @@ class EntityKind:
     def _check_forgotten(self) -> None:
         """A method that turns an event into a state and is no fold was meant to be one."""
         for name, found in vars(self.cls).items():
-            if not inspect.isfunction(found) or getattr(found, "__applies__", False):
+            is_fold = getattr(found, "__applies__", False)
+            if not inspect.isfunction(found) or is_fold or name.startswith("_"):
                 continue
             parameters = list(inspect.signature(found).parameters)
             returned = inspect.get_annotations(found).get("return")

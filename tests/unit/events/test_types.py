@@ -229,8 +229,17 @@ def test_a_fold_whose_decorator_was_forgotten_is_named() -> None:
         def fits(self, event: Placed) -> bool:
             return True
 
+    class Helped(Entity, stream="helped/{id}"):
+        def _after(self, event: Placed) -> Self:
+            return self
+
+        @applies
+        def placed(self, event: Placed) -> Self:
+            return self._after(event)
+
     with pytest.raises(DefinitionError, match=r"Forgotten\.placed takes an event: put @applies"):
         App("any", entities=[Forgotten])
+    App("any", entities=[Helped])
 
 
 def test_actions_and_folds_are_plain_methods() -> None:
