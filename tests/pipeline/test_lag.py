@@ -72,7 +72,7 @@ def test_what_is_said_of_queries_does_not_change_which_streams_a_table_has(
         client.create("said/a", messages=[1, 2])
         client.create("said/b", messages=[3])
         behind = [
-            lag(client, Reached(place="here", position=-1, **consumer), "said/b").messages
+            lag(client, Reached(place="here", position=-1, **consumer), "said/b")
             for consumer in (
                 {"kind": "table", "match": "said/*"},
                 {"kind": "table", "streams": ("said/a",)},
@@ -80,7 +80,9 @@ def test_what_is_said_of_queries_does_not_change_which_streams_a_table_has(
             )
         ]
 
-    assert behind == [3, 2, 1]
+    assert [one.messages for one in behind] == [3, 2, 1]
+    assert [one.bytes for one in behind] == [3, 2, 1]
+    assert all(one.seconds is not None and 0 < one.seconds < 60 for one in behind)
 
 
 def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its_lag(
@@ -114,6 +116,7 @@ def test_a_query_is_measured_while_it_runs_and_its_checkpoint_and_table_tell_its
     assert 'fencepost_query_position{query="lagging",source="0"}' in metrics
     assert 'fencepost_query_lag_positions{query="lagging",source="0"}' in metrics
     assert (of_table.kind, of_table.messages, of_table.selection) == ("table", 3, "lagging/*")
+    assert 0 < (of_table.seconds or 0) < 60
     assert (of_query.kind, of_query.messages, of_query.batch) == ("query", 3, 0)
     assert of_all.messages >= 4
 

@@ -142,10 +142,14 @@ def lag(
             show_lines(found)
             return
         rows = (
-            (one.place, one.kind, one.selection, one.batch, one.position, one.messages, one.bytes)
+            (
+                *(one.place, one.kind, one.selection, one.batch, one.position),
+                *(one.messages, one.bytes, one.seconds),
+            )
             for one in found
         )
-        columns = ("place", "kind", "streams", "batch", "position", "messages behind", "bytes")
+        behind = ("messages behind", "bytes", "seconds")
+        columns = ("place", "kind", "streams", "batch", "position", *behind)
         show_table(columns, rows, empty="no consumers")
 
 

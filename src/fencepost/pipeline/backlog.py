@@ -42,29 +42,12 @@ class Backlog:
 
     def seconds(self, client: Client) -> float:
         """The age of the oldest of the messages, by this machine's clock; 0 without any."""
-        after = self.after
-        while self.rows and after < self.until:
-            page = client.log_arrow(
-                after=after,
-                until=self.until,
-                page_rows=1,
-                skip_pruned=True,
-                **self.selection.asked(),
-            )
-            appended = _appended_seconds(page.data)
-            if appended is not None:
-                return max(0.0, time.time() - appended)
-            after = max(page.next, after + 1)
+        if not self.rows:
+            return 0.0
+        asked = self.selection.asked()
+        for entry in client.log(
+            after=self.after, until=self.until, page_rows=1, skip_pruned=True, **asked
+        ):
+            if entry.marker is None:
+                return max(0.0, time.time() - entry.timestamp_ms / 1000)
         return 0.0
-
-
-def _appended_seconds(data: bytes) -> float | None:
-    """When the first message of a page was appended, as seconds since 1970; None without one."""
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        for batch in reader:
-            kept = batch.filter(batch.column("marker").is_null())
-            if kept.num_rows:
-                return int(kept.column("timestamp").cast(pa.int64())[0].as_py()) / 1_000_000
-    return None

@@ -17,7 +17,9 @@ import msgspec
 
 from fencepost.client.errors import BadRequestError, GroupNotFoundError
 from fencepost.client.sync import Client
+from fencepost.pipeline.backlog import Backlog
 from fencepost.pipeline.errors import PipelineError
+from fencepost.pipeline.options import Selection
 from fencepost.pipeline.tables.files import DEFINITION, defined
 from fencepost.pipeline.tables.manifests import ManifestBook
 
@@ -52,6 +54,8 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of its selection that it has not done; of a group at most so many."""
     bytes: int
     """Their payload. Of a group only that of messages whose targets it does not know yet."""
+    seconds: float | None = None
+    """The age of the oldest of them, by this machine's clock; not known of a group."""
     batch: int | None = None
     query: str | None = None
     selection: str
@@ -75,7 +79,7 @@ def lag(client: Client, consumer: Reached, match: str | None = None) -> Lag:
     A table knows its streams. A checkpoint does not say which ones its query reads: `match` does,
     or everything counts.
     """
-    streams = list(consumer.streams)
+    streams = consumer.streams
     pattern = None if streams else consumer.match or match or "**"
     head = client.log_head()
     if consumer.position > head:
@@ -83,16 +87,16 @@ def lag(client: Client, consumer: Reached, match: str | None = None) -> Lag:
             f"{consumer.place} is at position {consumer.position}, and the log of this server ends"
             f" at {head}: it belongs to another server, or this one was restored from a backup"
         )
-    behind = client.plan(
-        after=consumer.position, until=head, streams=streams or None, match=pattern
-    )
+    behind = Backlog(Selection(consumer.streams, pattern), consumer.position, consumer.position)
+    behind.count(client)
     return Lag(
         place=consumer.place,
         kind=consumer.kind,
         position=consumer.position,
-        head=head,
+        head=behind.until,
         messages=behind.rows,
         bytes=behind.bytes,
+        seconds=round(behind.seconds(client), 3),
         batch=consumer.batch,
         query=consumer.query,
         selection=pattern or ", ".join(streams),
