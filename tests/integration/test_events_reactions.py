@@ -727,6 +727,79 @@ async def test_a_worker_runs_until_it_is_stopped(opening: Opening) -> None:
         assert (await shop.group.stats())["leased"] == 0
 
 
+async def test_a_lease_is_renewed_while_its_handler_works_and_while_its_worker_ends(
+    opening: Opening, server_process: ServerProcess
+) -> None:
+    app = App(fresh("shop"), entities=[Order], settings=AppSettings(lease_ms=1_000))
+    order = fresh("o")
+    handled: list[int] = []
+    began, gate = threading.Event(), threading.Event()
+
+    @app.reaction(Placed)
+    def wait(event: Recorded[Placed], context: Context) -> None:
+        if event.stream == f"orders/{order}":
+            began.set()
+            assert gate.wait(60)
+            handled.append(event.position)
+
+    with fencepost.connect(server_process.url) as looking:
+
+        def row() -> Any:
+            [found] = looking.group(app.name).streams(match=f"orders/{order}")
+            return found
+
+        async with opening(app) as shop:
+            await shop.do(Order.place, order, sku="tea")
+            stopping: Any = asyncio.Event() if _is_async(shop) else threading.Event()
+            working = asyncio.create_task(shop.work(worker="ann", stopping=stopping))
+            try:
+                assert await asyncio.to_thread(began.wait, 60)
+                first_ms = (await asyncio.to_thread(row)).lease_until_ms
+                stopping.set()
+                # Longer than two leases: without a renewal another worker had taken it.
+                async with asyncio.timeout(60):
+                    while (await asyncio.to_thread(row)).lease_until_ms < first_ms + 2_000:
+                        claimed = await asyncio.to_thread(looking.group(app.name).claim, "bob")
+                        assert claimed.leases == []
+            finally:
+                gate.set()
+                await asyncio.wait_for(working, 60)
+            ended = await asyncio.to_thread(row)
+
+    assert len(handled) == 1
+    assert (ended.state, ended.lost) == ("idle", 0)
+
+
+async def test_an_async_handler_whose_lease_is_lost_is_cancelled(
+    server_process: ServerProcess,
+) -> None:
+    app = App(fresh("shop"), entities=[Order], settings=AppSettings(lease_ms=1_000))
+    order = fresh("o")
+    runs: list[str] = []
+    ended: list[str] = []
+
+    @app.reaction(Placed)
+    async def hang(event: Recorded[Placed], context: AsyncContext) -> None:
+        if event.stream != f"orders/{order}":
+            return
+        runs.append(event.stream)
+        if len(runs) > 1:
+            return
+        await shop.group.reset([event.stream])  # an operator takes the target away
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async with fencepost.connect_async(server_process.url) as client, app.open(client) as shop:
+        await shop.do(Order.place, order, sku="tea")
+
+        await asyncio.wait_for(shop.settle(), 60)
+
+    assert ended == ["cancelled"]
+
+
 async def test_a_worker_serves_its_lane_alone_and_the_group_knows_priorities(
     opening: Opening,
 ) -> None:
