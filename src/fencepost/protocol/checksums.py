@@ -17,7 +17,7 @@ from zlib import crc32
 
 PAYLOAD_MASK = 0xFFFF_FFFF
 _HEAD_MASK = 0x7FFF_FFFF
-_HEAD = struct.Struct("<12q")
+_pack = struct.Struct("<12q").pack
 
 
 def payload_checksum(lengths: bytes | None, data: bytes) -> int:
@@ -60,27 +60,45 @@ def with_checksum(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _checksum_of(row: tuple[Any, ...]) -> int:
     """One call for all of it: every append pays for it."""
-    position, stream, kind, start_bytes, version, count, size, at_ms = row[:8]
-    producer, epoch, seq, previous, digest, chunk, lengths, data = row[8:]
-    head = _HEAD.pack(
+    (
         position,
         stream,
         kind,
-        -1 if start_bytes is None else start_bytes,
-        -1 if version is None else version,
+        start_bytes,
+        version,
         count,
         size,
         at_ms,
-        -1 if epoch is None else epoch,
-        -1 if seq is None else seq,
-        -1 if previous is None else previous,
-        -1 if chunk is None else chunk,
+        producer,
+        epoch,
+        seq,
+        previous,
+        digest,
+        chunk,
+        lengths,
+        data,
+    ) = row
+    head = crc32(
+        _pack(
+            position,
+            stream,
+            kind,
+            -1 if start_bytes is None else start_bytes,
+            -1 if version is None else version,
+            count,
+            size,
+            at_ms,
+            -1 if epoch is None else epoch,
+            -1 if seq is None else seq,
+            -1 if previous is None else previous,
+            -1 if chunk is None else chunk,
+        )
     )
     if producer is not None:
-        head += producer.encode()
+        head = crc32(producer.encode(), head)
     if digest is not None:
-        head += digest
+        head = crc32(digest, head)
     payload = 0
     if data is not None:
         payload = crc32(data) if lengths is None else crc32(lengths, crc32(data))
-    return (crc32(head) & _HEAD_MASK) << 32 | payload
+    return (head & _HEAD_MASK) << 32 | payload

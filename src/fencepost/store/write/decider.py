@@ -283,9 +283,10 @@ class Decider:
             if not isinstance(outcome, STORED_BEFORE):
                 outcome = self.claims.pace(request.actor, now_ms) or outcome
             takes = append_takes(request, producer, outcome)
-            outcome = self.ledger.usage.refuse(request.actor.name, takes) or outcome
+            if takes:
+                outcome = self.ledger.usage.refuse(request.actor.name, takes) or outcome
             outcome = self.claims.settle(request, producer, outcome, now_ms)
-            if isinstance(outcome, Appended):
+            if takes and isinstance(outcome, Appended):
                 self.ledger.usage.add(self.group, request.actor.name, takes)
         if isinstance(outcome, Appended):
             self.ledger.apply(self.group, entry, request, outcome, now_ms)
