@@ -244,7 +244,13 @@ def pipelines(place: Place) -> None:
     (source / "defined.py").write_text(DEFINITIONS.format(**texts))
     specification = place.folder / "spark-pipeline.yml"
     specification.write_text(PIPELINE.format(folder=place.folder))
-    _spark("spark-pipelines", "run", "--spec", str(specification), folder=place.folder)
+    try:
+        _spark("spark-pipelines", "run", "--spec", str(specification), folder=place.folder)
+    except RuntimeError as failure:
+        # PySpark 4.3.0 ends so when the flow is done: its client does not know the answer that
+        # carries what the Python workers counted. What the flow wrote is looked at below.
+        if "__python_accumulator__" not in str(failure):
+            raise
     assert sorted(row["n"] for row in place.written()) == [*range(ROWS)]
 
 
