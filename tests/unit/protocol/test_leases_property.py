@@ -26,6 +26,7 @@ from fencepost.protocol import acks, leases
 from fencepost.protocol.acks import Ack, AckDecision, Failure, Lost, decide_ack
 from fencepost.protocol.group_operations import decide_defer, decide_skip, decide_unblock
 from fencepost.protocol.leases import (
+    SUSPECT_LOST,
     Claim,
     Correlated,
     CorrelationDecision,
@@ -108,12 +109,20 @@ class Leases(RuleBasedStateMachine):
             assert self.ends_ms[row.target] <= self.now_ms
             self.end(row.target)
             self.store(row.target, row)
-        free = 0
+        free = suspects = 0
         for name, row in self.rows.items():
             held = name in self.live and self.ends_ms[name] > self.now_ms
             waits = row.deferred_until_ms > self.now_ms
-            free += bool(self.next_event(name) is not None and not (row.blocked or held or waits))
-        assert len(decision.leases) == min(free, streams_max), "no worker waits while work is free"
+            if self.next_event(name) is not None and not (row.blocked or held or waits):
+                free += 1
+                suspects += self.lost[name] + (name in self.live) >= SUSPECT_LOST
+        taken = len(decision.leases)
+        if any(claimed.row.lost >= SUSPECT_LOST for claimed in decision.leases):
+            assert taken == 1, "what may have killed two workers comes alone"
+        else:
+            # Those left out would have had a worker to themselves.
+            assert min(free, streams_max) - suspects <= taken <= min(free, streams_max)
+            assert taken or not free, "no worker waits while work is free"
         for row, *_ in decision.leases:
             name = row.target
             before = self.rows[name]
