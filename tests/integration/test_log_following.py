@@ -149,7 +149,7 @@ def test_a_follower_stops_at_its_until(server: ServerProcess) -> None:
 
 def test_waiting_readers_are_let_go_when_the_server_stops(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", arguments=["--long-poll-ms", "60000"]) as server:
-        client = Client(server.port)
+        client, looking = Client(server.port), Client(server.port)
         client.create("quiet")
         replies: list[int] = []
         waiting = threading.Thread(
@@ -158,12 +158,16 @@ def test_waiting_readers_are_let_go_when_the_server_stops(tmp_path: Path) -> Non
         with events_of(server.port, "live=sse&after=now") as events:
             assert events.readline().startswith(b"event: control")
             waiting.start()
+            # A request that the server has not read when it stops gets no answer.
+            while b"fencepost_log_waiters 2.0\n" not in looking.ask("GET", "/metrics").body:
+                assert waiting.is_alive()
             assert server.stop() == 0
             waiting.join()
             assert events.read().endswith(b"\n\n")
 
     assert replies == [204]
     client.close()
+    looking.close()
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import signal
 import sys
 
 from fencepost.server.auth import AuthConfigError
+from fencepost.server.running import WorkerPortError
 from fencepost.store.contract import StoreAwayError
 from fencepost.store.opener import AnyStoreSettings, CannotOpenError, describe
 from fencepost.store.sql import SchemaTooNewError
@@ -63,7 +64,10 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 def sentence_for(error: Exception, store: AnyStoreSettings, host: str, port: int) -> str | None:
     """Why a server does not start or go on; None when that is a defect and wants a traceback."""
-    if isinstance(error, AuthConfigError | FolderInUseError | SchemaTooNewError | CannotOpenError):
+    if isinstance(
+        error,
+        AuthConfigError | FolderInUseError | SchemaTooNewError | CannotOpenError | WorkerPortError,
+    ):
         return str(error)
     if isinstance(error, StoreBrokenError):
         return f"the disk failed ({error}): check it, then start again"

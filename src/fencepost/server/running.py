@@ -79,6 +79,10 @@ async def run(
         await assembly.close()
 
 
+class WorkerPortError(Exception):
+    """The port of one worker alone cannot be had."""
+
+
 async def _serve_alone(assembly: Assembly, host: str, worker: Worker) -> Listening:
     """Listen where only this worker is asked."""
     http, clock = assembly.settings.http, assembly.clock
@@ -94,7 +98,7 @@ async def _serve_alone(assembly: Assembly, host: str, worker: Worker) -> Listeni
         )
     except OSError as error:
         what = f"worker {worker.number} needs the port {worker.port} of its own (worker_port)"
-        raise OSError(error.errno, f"{what}: {error.strerror}") from error
+        raise WorkerPortError(f"{what}: {error.strerror}") from error
 
 
 def node_host(settings: ServerSettings, host: str) -> str:
