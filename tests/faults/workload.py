@@ -379,6 +379,7 @@ async def drive(
                 # Small, so that state is forgotten and loaded again all the time.
                 streams_cached_max=6,
                 producers_cached_max=4,
+                rows_behind_max=(1, 6, 40, 4_096)[seed % 4],
             ),
             clock,
         )

@@ -111,8 +111,12 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Load]
 def seqs(file: Path) -> list[int]:
     """The number of batches that each producer has in a copy."""
     connection = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
-    rows = connection.execute("SELECT id, seq + 1 FROM producers").fetchall()
-    found: dict[str, int] = {str(name): int(str(count)) for name, count in rows}
+    query = (
+        "SELECT id, seq + 1 FROM producers UNION ALL SELECT producer, seq + 1 FROM batches_behind"
+    )
+    found: dict[str, int] = {}
+    for name, count in connection.execute(query):
+        found[str(name)] = max(int(str(count)), found.get(str(name), 0))
     connection.close()
     return [found.get(f"p{number}", 0) for number in range(PRODUCERS)]
 

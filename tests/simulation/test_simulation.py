@@ -17,6 +17,7 @@ import pytest
 from fencepost.store.contract import DataDamagedError
 from fencepost.store.sqlite.connection import LedgerWriter
 from fencepost.store.sqlite.store import SqliteStore, StoreBrokenError
+from fencepost.store.write.behind import Behind, Piece
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.group_commit import GroupCommit
 from fencepost.store.write.group_decider import GroupDecider
@@ -79,13 +80,29 @@ def producers_follow_one_transaction_late(plant: pytest.MonkeyPatch) -> None:
         own = dict(sealed.producers)
         sealed.producers.clear()
         sealed.producers.update(late)
+        # They are not left to be written behind: all of them come late.
+        sealed.opened = set(late)
         real(self, sealed)
         sealed.producers.clear()
         sealed.producers.update(own)
+        sealed.opened = set(own)
         late.clear()
         late.update(own)
 
     plant.setattr(LedgerWriter, "_write", write)
+
+
+def what_is_behind_is_not_learned(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Behind, "load", lambda self, _connection: self._drop({}, {}))
+
+
+def rows_are_taken_for_written_too_early(plant: pytest.MonkeyPatch) -> None:
+    real = Behind.piece
+
+    def piece(self: Behind, group: Any) -> Piece:
+        return real(self, group)._replace(written_to=group.counters[0])
+
+    plant.setattr(Behind, "piece", piece)
 
 
 def keys_are_not_written(plant: pytest.MonkeyPatch) -> None:
@@ -137,6 +154,8 @@ FOUND = (BrokenPromiseError, StuckError, DataDamagedError, StoreBrokenError)
 PLANTED = [
     answers_do_not_wait,
     producers_follow_one_transaction_late,
+    what_is_behind_is_not_learned,
+    rows_are_taken_for_written_too_early,
     keys_are_not_written,
     views_are_published_before_they_are_durable,
     leases_are_not_checked,

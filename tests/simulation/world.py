@@ -58,7 +58,8 @@ FULL_SHARE = 0.15
 
 
 class StuckError(Exception):
-    """Nothing is left to do and a client waits, or there is always something and no time passes."""
+    """Nothing is left to do and a client waits, or there is always something and no time passes, or
+    a life goes on and on, because what fails is tried again for ever."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -67,7 +68,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self, dice: random.Random) -> None:
         super().__init__()
         self._dice = dice
-        self._now = 0.0
+        self._now = self._began = 0.0
         self._idle_rounds = 0
         self._selector = self
 
@@ -79,11 +80,14 @@ class SimLoop(asyncio.BaseEventLoop):
         self._idle_rounds = 0 if timeout else self._idle_rounds + 1
         if timeout is None or self._idle_rounds > IDLE_ROUNDS_MAX:
             raise StuckError
+        if self._now - self._began > 2 * LIFE_S_MAX:
+            raise StuckError
         self._now += timeout
         return ()
 
     def forget(self) -> None:
         """Drop what is left to do: it belongs to a machine without power."""
+        self._began = self._now
         self._scheduled.clear()  # type: ignore[attr-defined]
         self._ready.clear()  # type: ignore[attr-defined]
 
@@ -314,6 +318,7 @@ class World:
             producers_cached_max=4,
             checkpoint_wal_bytes=64 << 10,
             key_index_keys=16,
+            rows_behind_max=(4_096, 1, 30)[self.lives % 3],
             loop_commit_us_max=self.dice.choice((0, 1_000)),
         )
         try:

@@ -34,6 +34,9 @@ from fencepost.store.sql import Connection, Row
 _PACKED = 0x78
 """What the answer to a large commit begins with: it is compressed. JSON begins with a brace."""
 
+_TAIL_BYTES = 10
+"""Where the bytes of the tail are in the row of a stream, behind its messages."""
+
 LIVE, SOFT_DELETED, DELETED = 0, 1, 2
 MESSAGES, CLOSED, REMOVED, EXPIRED, TRUNCATED = 0, 1, 2, 3, 4
 
@@ -88,6 +91,21 @@ def stream_from_row(row: Row) -> tuple[Stream, int | None]:
     # What is stored is never earlier than the truth, so this errs on the side of living longer.
     stream.touched_ms = updated_ms if ttl_s is None else deadline_ms - ttl_s * 1000
     return stream, deadline_ms
+
+
+def with_tail(row: Row, moved: Row | None) -> Row:
+    """The row of a stream with a tail that only the log has, in the order of `move_tail`."""
+    if moved is None or moved[2] <= row[_TAIL_BYTES]:
+        return row
+    return (*row[: _TAIL_BYTES - 1], *moved[1:3], *row[_TAIL_BYTES + 1 :])
+
+
+def with_batch(row: Row, newest: Producer | None) -> Row:
+    """The row of a producer with a newest batch that only the log has."""
+    epoch, seq, first, *_, principal, claim = row
+    if newest is None or newest.epoch != epoch or newest.seq <= seq:
+        return row
+    return (epoch, newest.seq, first, newest.position, newest.updated_ms, principal, claim)
 
 
 def hot_columns(

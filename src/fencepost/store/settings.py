@@ -81,6 +81,9 @@ class SqliteSettings(StoreSettings):
     key_index_keys: int = 4_096
     """Keys that are put into their index at once, when so many have come; writers wait meanwhile,
     for some milliseconds."""
+    rows_behind_max: int = 2_048
+    """Rows of the log after which the rows of their streams and producers are written, a piece with
+    each commit. Until then they are known from the log."""
     wal_bytes_max: int = 64 << 20
     """Hold writers up and shrink the write-ahead log when it has grown past this."""
 

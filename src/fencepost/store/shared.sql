@@ -56,13 +56,6 @@ SELECT id, name, config, base_url, created_ms, generation, wake_id, holder, leas
        next_attempt_ms, snapshot, principal
 FROM subscriptions ORDER BY id
 
--- name: load_links
--- All cursors with the tails of their streams. A link whose stream has gone has no tail.
-SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_bytes, s.id,
-       s.tail_messages, s.tail_bytes
-FROM links l LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
-ORDER BY l.subscription, l.path
-
 -- Lists
 
 -- name: candidate_paths
@@ -193,16 +186,8 @@ DELETE FROM topic_members WHERE mesh = :mesh AND topic = :topic
 -- name: count_streams_between
 SELECT count(*) FROM streams WHERE state < 2 AND path >= :first AND path < :last
 
--- name: streams_between_paths
-SELECT path, id, created_ms, tail_messages, tail_bytes, first_messages, first_bytes FROM streams
-WHERE state < 2 AND state = 0 AND path > :after AND path < :last ORDER BY path LIMIT :limit
-
 -- name: count_sends
 SELECT count(*) FROM sends
 
 -- name: any_expired_send
 SELECT 1 FROM sends WHERE expires_ms IS NOT NULL AND expires_ms <= :now_ms LIMIT 1
-
--- name: stream_at_path
-SELECT path, id, created_ms, tail_messages, tail_bytes, first_messages, first_bytes FROM streams
-WHERE path = :path AND state < 2 AND state = 0

@@ -24,12 +24,14 @@ PRODUCERS_MAX = 4
 class Book:
     """A ledger and a database; commits are made by hand, so that a test can stop between."""
 
-    def __init__(self, file: Path) -> None:
-        self.writer = LedgerWriter(SqliteConnection(connect(file)))
+    def __init__(self, file: Path, *, rows_behind_max: int = 0) -> None:
+        self.writer = LedgerWriter(SqliteConnection(connect(file)), rows_behind_max)
         migrate(self.writer.connection.raw)
         self.lookups = SqliteConnection(connect(file, readonly=True))
         self.ledger = Ledger(
-            DiskLoader(self.lookups), streams_max=STREAMS_MAX, producers_max=PRODUCERS_MAX
+            DiskLoader(self.lookups, self.writer.behind),
+            streams_max=STREAMS_MAX,
+            producers_max=PRODUCERS_MAX,
         )
         self.group = self.ledger.new_group()
 
@@ -70,6 +72,7 @@ class Book:
         sealed = sealed or self.seal()
         self.writer.write(sealed)
         self.writer.commit()
+        self.writer.behind.committed(sealed)
         self.ledger.committed(sealed)
 
     def find(self, path: str) -> Entry:
@@ -348,6 +351,7 @@ def test_a_producer_whose_row_is_gone_is_written_whole(book: Book) -> None:
     book.commit()
     known = book.ledger.find_producer(entry, "p"), book.ledger.find_producer(entry, "q")
 
+    book.writer.write_behind()
     book.ledger.reset()
 
     entry = book.find("s")

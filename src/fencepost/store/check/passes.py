@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 import msgspec
@@ -46,6 +46,7 @@ class Checker:
         self._streams: dict[int, StreamState] = {}
         self._purged: dict[int, int] = {}
         self._counters: Row = (0, 0, 0)
+        self._writes_behind = "behind" in self._tables
 
     def streams_and_log(self) -> None:
         """Everything that must agree with the messages."""
@@ -78,7 +79,7 @@ class Checker:
         if "forgetting" in self._tables:
             [(forgotten_ms,)] = self._rows("forgetting")
         producers = ProducerCheck(self._report, self._streams, self._purged, forgotten_ms)
-        producers.run(self._rows("producer_rows"), self._rows("producers"))
+        producers.run(self._rows("producer_rows"), self._producers())
         self._check_remembered()
         self._progress("producers", 1, 1)
         self._check_chunks()
@@ -104,6 +105,28 @@ class Checker:
         self._report.counts["streams"] = len(self._streams)
         if self._has_column("streams", "books_closed_at"):
             self._load_books()
+        for stream_id, tail in self._tails_behind().items():
+            found = self._streams.get(stream_id)
+            if found is not None:
+                found.tail = max(found.tail, tail, key=lambda at: at.bytes)
+
+    def _tails_behind(self) -> dict[int, Offset]:
+        """Where streams end by rows of the log that their own rows may not say yet."""
+        if not self._writes_behind:
+            return {}
+        return {stream: Offset(*tail) for stream, *tail in self._rows("tails_behind")}
+
+    def _producers(self) -> Iterator[Row]:
+        """The rows of producers, with the newest batches that only the log has."""
+        newest = {}
+        if self._writes_behind:
+            newest = {row[:2]: row[2:] for row in self._rows("batches_behind")}
+        for row in self._rows("producers"):
+            epoch, seq, position, at_ms = newest.get(row[:2], (None, 0, 0, 0))
+            if epoch == row[2] and seq > row[3]:
+                yield (*row[:3], seq, row[4], position, at_ms, *row[7:])
+            else:
+                yield row
 
     def _load_books(self) -> None:
         for stream_id, closed_at in self._rows("closed_books"):
@@ -158,6 +181,11 @@ class Checker:
             self._report.add(
                 "counter_behind", "next_position", f"{next_position}, the log ends at {walk.end}"
             )
+        if self._writes_behind:
+            [(written_to,)] = self._rows("written_to")
+            if not 0 <= written_to <= next_position:
+                detail = f"{next_position}, and rows are written up to {written_to}"
+                self._report.add("counter_behind", "next_position", detail)
         newest = max([*self._streams, *self._purged, newest_named])
         if next_stream <= newest:
             self._report.add(
@@ -361,15 +389,18 @@ class Checker:
                     "subscription_unreadable", f"subscription {subscription} ({name})", str(error)
                 )
         self._report.counts["subscriptions"] = count
+        tails = self._tails_behind()
         for row in self._rows("links"):
-            self._check_link(row)
+            self._check_link(row, tails.get(row[3]))
         for name, size in self._rows("secrets"):
             if size == 0:
                 self._report.add("secret_empty", f"secret {name}", "it has no value")
 
-    def _check_link(self, row: Row) -> None:
+    def _check_link(self, row: Row, behind: Offset | None) -> None:
         subscription, known, path, stream, state, stream_path = row[:6]
         acked_messages, acked_bytes, tail_messages, tail_bytes = row[6:]
+        if behind is not None and behind.bytes > tail_bytes:
+            tail_messages, tail_bytes = behind
         where = f"subscription {subscription}, {path}"
         if known is None:
             self._report.add("link_without_subscription", where, "its subscription does not exist")

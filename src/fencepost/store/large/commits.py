@@ -33,6 +33,7 @@ from fencepost.store.large.decider import Decided, LargeDecision, SlicedDecision
 from fencepost.store.large.locks import Held, Holds
 from fencepost.store.large.slices import CERTAIN, Slice, decode_slice, tell_made
 from fencepost.store.sql import Connection
+from fencepost.store.write.behind import Behind
 from fencepost.store.write.decider import Admitted, Decider
 from fencepost.store.write.ledger import view_of
 from fencepost.store.write.staging import ROW_BYTES
@@ -59,6 +60,11 @@ class Host(Protocol):
     @property
     def committed_state(self) -> Connection:
         """A connection that shows what is on disk, for use on the event loop."""
+        ...
+
+    @property
+    def behind(self) -> Behind:
+        """What of that only the log says as yet."""
         ...
 
     def after(self, done: Callable[[Any], None], outcome: object = None) -> None:
@@ -204,6 +210,7 @@ class LargeCommit:
         decision = SlicedDecision(
             self._decider,
             self._host.committed_state,
+            self._host.behind,
             self._request,
             lambda: cut(self._request.items, self._decider.settings.commit_slice_appends),
             new_streams=self._new_streams,

@@ -16,6 +16,7 @@ from fencepost.protocol.commits import CommitItem, Part
 from fencepost.protocol.streams import Stream
 from fencepost.store import records
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.behind import Behind
 from fencepost.store.write.ledger import Ledger, LedgerGroup
 from fencepost.store.write.loader import DiskLoader, Loader
 from fencepost.store.write.staging import ChunkRow, StagedPart
@@ -66,8 +67,8 @@ class CommitCopy:
 class SnapshotLoader(DiskLoader):
     """Finds streams and parts among those that were fetched for the slice, and nowhere else."""
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: Connection, behind: Behind) -> None:
+        super().__init__(connection, behind)
         self.asked: set[str] = set()
         """The paths that were looked for so far."""
         self._streams: dict[str, Row] = {}

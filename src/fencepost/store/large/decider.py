@@ -49,6 +49,7 @@ from fencepost.protocol.writers import NextBatch
 from fencepost.store.large.copies import CommitCopy, Numbers, SnapshotLoader
 from fencepost.store.large.slices import CERTAIN, slice_of
 from fencepost.store.sql import Connection
+from fencepost.store.write.behind import Behind
 from fencepost.store.write.decider import Counts, Decider
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.keys import COMMITS
@@ -313,13 +314,14 @@ class SlicedDecision(LargeDecision):
         self,
         decider: Decider,
         state: Connection,
+        behind: Behind,
         request: Commit,
         slices: Callable[[], Iterable[list[CommitItem]]],
         *,
         new_streams: int,
         writer: NextBatch | None,
     ) -> None:
-        self._snapshot = SnapshotLoader(state)
+        self._snapshot = SnapshotLoader(state, behind)
         super().__init__(decider, self._snapshot, request, new_streams=new_streams, writer=writer)
         self._state = state
         self._slices = slices

@@ -158,6 +158,8 @@ class Upkeep:
 
     async def drop_groups(self) -> int:
         """Remove a piece of the rows of a deleted group, and the group behind the last of them."""
+        if not await self._fetch("deleted_groups"):
+            return 0
         return await self._store.between_commits(drop_deleted_group)
 
     async def drop_meshes(self) -> int:

@@ -53,3 +53,11 @@ DELETE FROM sends WHERE (mesh, sender, client_id) IN (
 -- A row, wherever it is found: for the orphan check.
 SELECT fingerprint, kind, ref, stream, messages, bytes, first_seen_ms, expires_ms
 FROM sends WHERE mesh = $1 AND sender = $2 AND client_id = $3
+
+-- name: streams_between_paths
+SELECT path, id, created_ms, tail_messages, tail_bytes, first_messages, first_bytes FROM streams
+WHERE state < 2 AND state = 0 AND path > :after AND path < :last ORDER BY path LIMIT :limit
+
+-- name: stream_at_path
+SELECT path, id, created_ms, tail_messages, tail_bytes, first_messages, first_bytes FROM streams
+WHERE path = :path AND state < 2 AND state = 0

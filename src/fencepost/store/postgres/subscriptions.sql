@@ -45,3 +45,10 @@ DELETE FROM links WHERE subscription = $1 AND path = $2
 -- Live streams whose path lies between two bounds. The index of paths covers all states below 2.
 SELECT path, id, tail_messages, tail_bytes FROM streams
 WHERE state < 2 AND state = 0 AND path >= $1 AND ($2::text IS NULL OR path < $2)
+
+-- name: load_links
+-- All cursors with the tails of their streams. A link whose stream has gone has no tail.
+SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_bytes, s.id,
+       s.tail_messages, s.tail_bytes
+FROM links l LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
+ORDER BY l.subscription, l.path

@@ -23,6 +23,15 @@ GROUP BY b.bucket HAVING rows_found <> b.rows OR bytes_found <> b.bytes
 -- name: producers
 SELECT stream, id, epoch, seq, first, position, updated_ms FROM producers ORDER BY stream, id
 
+-- name: written_to
+SELECT written_to FROM behind
+
+-- name: tails_behind
+SELECT stream, tail_messages, tail_bytes FROM tails_behind
+
+-- name: batches_behind
+SELECT stream, producer, epoch, seq, position, at_ms FROM batches_behind
+
 -- name: remembered
 SELECT r.stream, r.producer, r.epoch, r.seq, length(r.batches), p.epoch, p.seq
 FROM remembered r LEFT JOIN producers p ON p.stream = r.stream AND p.id = r.producer

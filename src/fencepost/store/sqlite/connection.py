@@ -24,6 +24,7 @@ import apsw
 from fencepost.protocol.streams import Producer
 from fencepost.store.records import producer_columns
 from fencepost.store.sql import Row, Values, load_store_queries
+from fencepost.store.write.behind import Behind, Piece, Place
 from fencepost.store.write.group_commit import DiskFullError
 from fencepost.store.write.ledger import Carried, LedgerGroup
 
@@ -57,7 +58,7 @@ QUERIES = load_store_queries(
         "groups",
         "meshes",
         "books",
-        "producers",
+        "behind",
     ),
 )
 
@@ -233,8 +234,10 @@ class LedgerWriter:
     It writes a sealed group with a handful of statements, whatever the number of requests.
     """
 
-    def __init__(self, connection: SqliteConnection) -> None:
+    def __init__(self, connection: SqliteConnection, rows_behind_max: int = 0) -> None:
         self.connection = connection
+        self.behind = Behind(rows_behind_max)
+        """Tails and batches that are left for later; its owner says when a group is on disk."""
         self.wal_pages = 0
         """How long the write-ahead log is."""
         connection.raw.set_wal_hook(self._wal_written)
@@ -263,17 +266,17 @@ class LedgerWriter:
             raise DiskFullError(str(error)) from error
 
     def _write(self, sealed: LedgerGroup) -> None:
+        due = self.behind.piece(sealed)
+        self._write_piece(due)
         # Slices were decided before anything else that the group holds.
         for piece in sealed.carried:
             last_id = self.write_slice(piece)
             if piece.keys:
                 places = [(stream, principal, key) for stream, principal, key, *_ in piece.keys]
                 sealed.numbered_keys.append((places, last_id))
-        if sealed.moves:
-            self.connection.execute_many("move_tail", sealed.moves)
-        self._write_rows(sealed.updates, sealed.inserts, sealed.rows, [])
-        if sealed.producers:
-            self._write_producers(sealed.producers, sealed.opened)
+        producers = sealed.producers
+        opened = [producer_columns(place[0], producers[place]) for place in sealed.opened]
+        self._write_rows(sealed.updates, sealed.inserts, sealed.rows, opened)
         if sealed.key_rows:
             sealed.numbered_keys.append((sealed.keys, self._write_keys(sealed.key_rows)))
         if sealed.sends:
@@ -283,25 +286,35 @@ class LedgerWriter:
         for statement, rows in sealed.bulk:
             self.connection.execute_many(statement, rows)
         self.connection.execute("save_counters", sealed.counters)
+        if due.written_to != self.behind.written_to:
+            self.connection.execute("save_written_to", (due.written_to,))
 
-    def _write_producers(
-        self, producers: dict[tuple[int, str], Producer], opened: set[tuple[int, str]]
-    ) -> None:
-        """Write whole rows of producers that opened an epoch, and advance those of the others."""
-        whole, advanced = [], []
-        for place, producer in producers.items():
-            if place in opened:
-                whole.append(producer_columns(place[0], producer))
-            else:
-                advanced.append((producer.seq, producer.position, producer.updated_ms, *place))
-        if advanced:
-            raw = self.connection.raw
-            before = raw.total_changes()
-            self.connection.execute_many("advance_producer", advanced)
-            if raw.total_changes() - before != len(advanced):
-                # A row is not there. A producer that is lost would let its retries in again.
-                whole = [producer_columns(place[0], one) for place, one in producers.items()]
-        if whole:
+    def write_behind(self) -> None:
+        """Write all that is behind, while no transaction is open."""
+        if not self.behind:
+            return
+        connection = self.connection
+        with connection:
+            self._write_piece(self.behind.everything())
+            connection.execute("all_is_written")
+            [(written_to, _)] = connection.fetch("load_written_to")
+        self.behind.everything_written(written_to)
+
+    def _write_piece(self, piece: Piece) -> None:
+        if piece.tails:
+            self.connection.execute_many("move_tail", piece.tails)
+        if piece.producers:
+            self._advance(piece.producers)
+
+    def _advance(self, producers: Sequence[tuple[Place, Producer]]) -> None:
+        """Write the newest batches of producers into their rows."""
+        rows = [(one.seq, one.position, one.updated_ms, *place) for place, one in producers]
+        raw = self.connection.raw
+        before = raw.total_changes()
+        self.connection.execute_many("advance_producer", rows)
+        if raw.total_changes() - before != len(rows):
+            # A row is not there. A producer that is lost would let its retries in again.
+            whole = [producer_columns(place[0], one) for place, one in producers]
             self.connection.execute_many("save_producer", whole)
 
     def write_slice(self, piece: Carried) -> int:

@@ -6,17 +6,20 @@
 SELECT path, id, content_type, tail_messages, tail_bytes, first_messages, first_bytes, closed,
        created_ms, updated_ms, ttl_s, expires_at_ms, fork ->> 1,
        books_closed_at IS NOT NULL
-FROM streams
+FROM streams_now
 WHERE state < 2 AND state = 0 AND path IN (SELECT value FROM json_each(:paths)) ORDER BY path
 
 -- name: producers_of
 -- Producers of some streams, stream by stream and in the order of their ids: that is the order in
 -- which the two loops of a CROSS JOIN go, and without a sort the limit ends them early. The newest
 -- batch of a producer tells where it is; its row is gone when it was truncated away.
-SELECT s.key, p.id, p.epoch, p.seq, l.version, l.start_bytes, p.updated_ms
+SELECT s.key, p.id, p.epoch, COALESCE(b.seq, p.seq), l.version, l.start_bytes,
+       COALESCE(b.at_ms, p.updated_ms)
 FROM json_each(:streams) s
 CROSS JOIN producers p ON p.stream = s.value
-LEFT JOIN log l ON l.position = p.position
+LEFT JOIN batches_behind b
+       ON b.stream = p.stream AND b.producer = p.id AND b.epoch = p.epoch AND b.seq > p.seq
+LEFT JOIN log l ON l.position = COALESCE(b.position, p.position)
 WHERE p.id >= :first AND p.id < :last AND (s.key > 0 OR p.id > :after)
 LIMIT :limit
 

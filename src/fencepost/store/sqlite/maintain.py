@@ -30,10 +30,11 @@ class SqliteUpkeep(Upkeep):
         self._file = store
         self._restart_bytes = store.settings.wal_bytes_max
         self._swept_to = 0
+        self._written_to = -1
 
     @property
     def jobs(self) -> tuple[Callable[[], Awaitable[object]], ...]:
-        return (*super().jobs, self.vacuum, self.learn_keys, self.index_keys)
+        return (*super().jobs, self.write_behind, self.vacuum, self.learn_keys, self.index_keys)
 
     async def purge(self) -> int:
         purged = await super().purge()
@@ -72,6 +73,16 @@ class SqliteUpkeep(Upkeep):
             if restarted
             else size + max(settings.checkpoint_wal_bytes, size // 4)
         )
+
+    async def write_behind(self) -> bool:
+        """Write the rows of streams and producers that commits left for later, if none of them were
+        written since the last time; whether that was so."""
+        behind = self._file.behind
+        is_late = bool(behind) and behind.written_to == self._written_to
+        self._written_to = behind.written_to
+        if is_late:
+            await self._file.settle()
+        return is_late
 
     async def learn_keys(self) -> int:
         """Let the filters of keys and of sends know those on disk; how many there were."""

@@ -87,3 +87,19 @@ UNION ALL
 SELECT fingerprint, kind, ref, stream, messages, bytes, first_seen_ms, expires_ms
 FROM sends
 WHERE id > (SELECT indexed_to FROM send_index) AND mesh = ?1 AND sender = ?2 AND client_id = ?3
+
+-- name: streams_between_paths
+SELECT path, id, created_ms, tail_messages, tail_bytes, first_messages, first_bytes FROM streams_now
+WHERE state < 2 AND state = 0 AND path > :after AND path < :last ORDER BY path LIMIT :limit
+
+-- name: stream_at_path
+-- The tail is that of the row, or the end of the last append, which may be newer.
+SELECT path, id, created_ms, max(tail_messages, COALESCE((
+           SELECT l.version + l.count FROM log l WHERE l.stream = s.id AND l.kind = 0
+           ORDER BY l.start_bytes DESC LIMIT 1
+       ), 0)), max(tail_bytes, COALESCE((
+           SELECT l.start_bytes + l.size FROM log l WHERE l.stream = s.id AND l.kind = 0
+           ORDER BY l.start_bytes DESC LIMIT 1
+       ), 0)), first_messages, first_bytes
+FROM streams s
+WHERE path = :path AND state < 2 AND state = 0

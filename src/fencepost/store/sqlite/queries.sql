@@ -155,7 +155,7 @@ DELETE FROM writer_history WHERE name = ?1
 SELECT id, path, state, content_type, created_ms, updated_ms, ttl_s, expires_at_ms, deadline_ms,
        tail_messages, tail_bytes, first_messages, first_bytes, closed, closed_by, seq, fork, segments,
        forks_count, retention, books_closed_at
-FROM streams WHERE state < 2 AND path IN (SELECT value FROM json_each(:paths))
+FROM streams_now WHERE state < 2 AND path IN (SELECT value FROM json_each(:paths))
 
 -- name: forks_of
 -- The streams that were forked from some of these.

@@ -3,12 +3,12 @@
 -- name: streams_to_look_at
 -- Some live streams that hold something, after a number.
 SELECT id, path, retention, tail_messages, tail_bytes, first_messages, first_bytes, segments
-FROM streams WHERE state = 0 AND id > ? AND tail_bytes > first_bytes ORDER BY id LIMIT ?
+FROM streams_now WHERE state = 0 AND id > ? AND tail_bytes > first_bytes ORDER BY id LIMIT ?
 
 -- name: retained_streams_to_look_at
 -- The same, only those with a retention of their own.
 SELECT id, path, retention, tail_messages, tail_bytes, first_messages, first_bytes, segments
-FROM streams
+FROM streams_now
 WHERE state = 0 AND retention IS NOT NULL AND id > ? AND tail_bytes > first_bytes
 ORDER BY id LIMIT ?
 

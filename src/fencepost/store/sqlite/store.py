@@ -8,6 +8,7 @@ the commits in `write/group_commit`, reading in `read/chunks`, background jobs i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -58,6 +59,7 @@ from fencepost.store.write.decider import Decider
 from fencepost.store.write.front import Touched, WriteFront
 from fencepost.store.write.group_commit import GroupCommit
 from fencepost.store.write.ledger import LedgerGroup
+from fencepost.store.write.loader import DiskLoader
 from fencepost.store.write.writers import find_committed
 
 log = logging.getLogger(__name__)
@@ -79,15 +81,19 @@ class SqliteStore(WriteFront):
         make_folder(settings.folder)
         self._lock = FolderLock(settings.folder)
         self.file = settings.folder / FILE
-        self._writer = LedgerWriter(self._open())
+        self._writer = LedgerWriter(self._open(), settings.rows_behind_max)
         self._lookups = self._connect(readonly=True)
+        self.behind = self._writer.behind
+        # What a server before left there is known before anything is decided or read.
+        self.behind.load(self._lookups)
         self.readers = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.reader_threads
         )
         self.scanners = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.scan_threads
         )
-        decider = Decider(self._lookups, settings, clock.now_ms)
+        loader = DiskLoader(self._lookups, self.behind)
+        decider = Decider(self._lookups, settings, clock.now_ms, loader=loader)
         large = LargeCommits(decider.holds, partial(LargeCommit, self))
         super().__init__(settings, decider, large)
         self.ledger = decider.ledger
@@ -145,6 +151,8 @@ class SqliteStore(WriteFront):
         self.scanners.close()
         self._lookups.close()
         if not self.failure.done():
+            with contextlib.suppress(apsw.FullError):  # the next start knows it from the log
+                self._writer.write_behind()
             fold(self._writer.connection.raw)
             self.failure.cancel()
         else:
@@ -301,7 +309,8 @@ class SqliteStore(WriteFront):
         The file keeps its size: writing over it syncs faster than making it grow again. False while
         a reader uses it, such as a backup: writers do not wait for that.
         """
-        restarted = await self.between_commits(lambda connection: restart_log(connection.raw))
+        # Also on a disk that is too full to write what is behind: this makes room.
+        restarted = await self._exclusively(lambda connection: restart_log(connection.raw))
         if restarted:
             self._writer.wal_pages = 0
         return restarted
@@ -312,7 +321,22 @@ class SqliteStore(WriteFront):
         return self._writer.wal_pages
 
     async def between_commits(self, work: Callable[[SqliteConnection], T]) -> T:
-        """Do a piece of upkeep on the writer's connection while no group is under way."""
+        """Do a piece of upkeep on the writer's connection while no group is under way.
+
+        It finds streams and producers as they are: what is behind is written first.
+        """
+
+        def settled(connection: SqliteConnection) -> T:
+            self._writer.write_behind()
+            return work(connection)
+
+        return await self._exclusively(settled)
+
+    async def settle(self) -> None:
+        """Write what is behind into the rows of streams and producers."""
+        await self._exclusively(lambda _connection: self._writer.write_behind())
+
+    async def _exclusively(self, work: Callable[[SqliteConnection], T]) -> T:
         results: list[T] = []
         await self.commits.exclusively(lambda: results.append(work(self._writer.connection)))
         return results[0]
@@ -337,6 +361,7 @@ class SqliteStore(WriteFront):
 
     def committed(self, group: LedgerGroup) -> None:
         self._watch_log()
+        self.behind.committed(group)
         published = self.ledger.committed(group)
         if self._holds.held is not None:
             # Behind a large commit the log does not show them yet: they are told again then.
@@ -349,6 +374,7 @@ class SqliteStore(WriteFront):
             listener(changes)
 
     def reset(self) -> None:
+        self.behind.load(self._lookups)
         self.decider.reset()
 
     def stir(self, group: LedgerGroup) -> None:

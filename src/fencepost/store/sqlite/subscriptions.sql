@@ -34,5 +34,15 @@ DELETE FROM links WHERE subscription = ? AND path = ?
 
 -- name: live_streams
 -- Live streams whose path lies between two bounds. The index of paths covers all states below 2.
-SELECT path, id, tail_messages, tail_bytes FROM streams
+SELECT path, id, tail_messages, tail_bytes FROM streams_now
 WHERE state < 2 AND state = 0 AND path >= ?1 AND (?2 IS NULL OR path < ?2)
+
+-- name: load_links
+-- All cursors with the tails of their streams. A link whose stream has gone has no tail.
+SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_bytes, s.id,
+       max(s.tail_messages, COALESCE(b.tail_messages, 0)),
+       max(s.tail_bytes, COALESCE(b.tail_bytes, 0))
+FROM links l
+LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
+LEFT JOIN tails_behind b ON b.stream = s.id
+ORDER BY l.subscription, l.path

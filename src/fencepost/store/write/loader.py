@@ -14,6 +14,7 @@ from fencepost.protocol.commits import Part
 from fencepost.protocol.streams import RECENT_BATCHES, Producer
 from fencepost.store import records
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.behind import Behind
 from fencepost.store.write.books import BooksRows
 from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace
@@ -72,10 +73,15 @@ class Loader(Protocol):
 
 
 class DiskLoader:
-    """Asks the database for each record when it is needed."""
+    """Asks the database for each record when it is needed.
 
-    def __init__(self, connection: Connection) -> None:
+    What is only in the log as yet is in memory (`behind`). It is taken before the row is read: what
+    is written and dropped meanwhile is in the one or in the other.
+    """
+
+    def __init__(self, connection: Connection, behind: Behind | None = None) -> None:
         self.connection = connection
+        self._behind = Behind(0) if behind is None else behind
         self._groups = GroupRows(connection)
         self._books = BooksRows(connection)
 
@@ -88,20 +94,24 @@ class DiskLoader:
         return self._books
 
     def stream(self, path: str) -> Row | None:
+        tails = self._behind.tails
         rows = self.connection.fetch("find_stream", (path,))
-        return rows[0] if rows else None
+        return records.with_tail(rows[0], tails.get(rows[0][0])) if rows else None
 
     def stream_by_id(self, stream_id: int) -> Row | None:
+        tails = self._behind.tails
         rows = self.connection.fetch("find_stream_by_id", (stream_id,))
-        return rows[0] if rows else None
+        return records.with_tail(rows[0], tails.get(stream_id)) if rows else None
 
     def producer(self, stream_id: int, producer_id: str) -> Producer | None:
+        newest = self._behind.producers.get((stream_id, producer_id))
         rows = self.connection.fetch("find_producer", (stream_id, producer_id))
         if not rows:
             return None
-        _, seq, _, position, *_ = rows[0]
+        row = records.with_batch(rows[0], newest)
+        _, seq, _, position, *_ = row
         batches = self.connection.fetch("recent_batches", (position, RECENT_BATCHES))
-        producer = records.producer_from_rows(producer_id, rows[0], batches)
+        producer = records.producer_from_rows(producer_id, row, batches)
         if len(batches) < min(seq + 1, RECENT_BATCHES):
             # A purge after a truncation took the rows of the other batches, and left this behind.
             for kept in self.connection.fetch("find_remembered", (stream_id, producer_id)):
