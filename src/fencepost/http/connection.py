@@ -191,10 +191,10 @@ class Connection(asyncio.Protocol):
     def _feed(self, data: bytes) -> None:
         self._feeding = True
         try:
-            if len(data) <= _FEED_BYTES_MAX:
+            if len(data) <= _FEED_BYTES_MAX and self._reader.between_requests:
                 self._reader.feed(data)
             else:
-                self._feed_slices(memoryview(data))
+                self._feed_slices(data)
         except Refusal as refusal:
             self._refuse(refusal)
         except Stopped:
@@ -207,19 +207,29 @@ class Connection(asyncio.Protocol):
         if self._reader.continue_owed:
             self._send_continue()
 
-    def _feed_slices(self, data: memoryview) -> None:
+    def _feed_slices(self, data: bytes) -> None:
         at = 0
         while at < len(data) and not self.closing:
-            # Inside a body of known length no further request can begin: pass it whole.
-            part = data[at : at + max(_FEED_BYTES_MAX, self._reader.body_bytes_left)]
+            part = self._slice(data, at)
             at += len(part)
             try:
                 self._reader.feed(part)
             except Upgraded as upgraded:
                 raise Upgraded(upgraded.rest + data[at:]) from None
             if self._is_full():
-                self._held = bytes(data[at:])
+                self._held = data[at:]
                 return
+
+    def _slice(self, data: bytes, at: int) -> bytes | memoryview:
+        """What the reader gets next. A request that has begun ends with it if that can be told, so
+        that the reader sees at once whether the next one repeats its head."""
+        if self._reader.between_requests:
+            return data[at : at + _FEED_BYTES_MAX]
+        left = self._reader.body_bytes_left
+        if not left:  # in a head, or in a body in chunks
+            head_end = data.find(b"\r\n\r\n", at, at + _FEED_BYTES_MAX)
+            left = _FEED_BYTES_MAX if head_end < 0 else head_end + 4 - at
+        return memoryview(data)[at : at + left]
 
     def _is_full(self) -> bool:
         turns, settings = self._turns, self._settings

@@ -75,6 +75,26 @@ async def test_any_method_but_post_has_its_turn_alone(method: str) -> None:
         assert [(await client.reply()).body for _ in range(2)] == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("cut", [7, 150, 4_000, 16_384, 40_000])
+async def test_heads_repeat_wherever_a_long_pipeline_is_cut(cut: int) -> None:
+    app = ScriptedApp()
+    count = 1_000
+    asked = b"".join(post("/echo", b"%d" % number * 9) for number in range(count))
+    async with serving(app) as listening, connected(listening) as client:
+        for warm_up in range(3):
+            await client.send(post("/echo", b"%d" % warm_up))
+            await client.reply()
+        for at in range(0, len(asked), cut):
+            await client.send(asked[at : at + cut])
+
+        answered = [(await client.reply()).body for _ in range(count)]
+
+    assert answered == [b"POST /echo? " + b"%d" % number * 9 for number in range(count)]
+    if cut >= 4_000:
+        # One request of a slice is cut, and goes through the parser.
+        assert listening.counters.heads_repeated > count * 0.8
+
+
 async def test_a_long_pipeline_is_answered_without_deep_recursion() -> None:
     async with serving(ScriptedApp()) as listening, connected(listening) as client:
         count = 5000
