@@ -236,10 +236,12 @@ def test_a_group_is_behind_by_what_waits_for_its_targets(server: ServerProcess) 
         [before] = lags(client, "lag-group")
         lease = group.claim("worker", streams_max=1).leases[0]
         group.ack(LeaseAck(token=lease.token, at=lease.read_to))
-        [after] = lags(client, "lag-group")
+        # Those who ask soon after each other are given the same figures.
+        while group.stats()["lag"] != 3:
+            pass
 
         assert (before.kind, before.messages) == ("group", 6)
-        assert after.messages == 3
+        assert [after.messages for after in lags(client, "lag-group")] == [3]
         result = CliRunner().invoke(app, ["lag", "lag-group", "--url", server.url, "--json"])
         assert json.loads(result.stdout)["messages"] == 3
         with pytest.raises(CheckpointError, match="no folder nowhere"):

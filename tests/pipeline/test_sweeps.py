@@ -17,25 +17,26 @@ if TYPE_CHECKING:
 
 
 def _let_a_second_pass(client: fencepost.Client) -> None:
-    """Return once the server says another second than now: ages are counted in whole ones."""
-    begun = now_ms(client)
-    while now_ms(client) == begun:
+    """Return once the server says a later second than that of now: ages are counted in whole ones.
+    What it says may be behind, so now is what it stores."""
+    begun = _stored_ms(client)
+    while now_ms(client) <= begun:
         pass
 
 
 def _let_time_pass(client: fencepost.Client) -> None:
     """Return once the server's clock has moved on: what is stored at one time goes together."""
-    clock = client.stream("clock")
-
-    def stored_ms() -> int:
-        at = clock.append("tick", auto_create=True).position
-        assert at is not None
-        (entry,) = client.log(after=at - 1, until=at)
-        return entry.timestamp_ms
-
-    begun = stored_ms()
-    while stored_ms() == begun:
+    begun = _stored_ms(client)
+    while _stored_ms(client) == begun:
         pass
+
+
+def _stored_ms(client: fencepost.Client) -> int:
+    """When a message is stored that is sent now."""
+    at = client.stream("clock").append("tick", auto_create=True).position
+    assert at is not None
+    (entry,) = client.log(after=at - 1, until=at)
+    return entry.timestamp_ms
 
 
 def test_stale_claims_of_many_streams_are_given_back_once(
