@@ -27,7 +27,7 @@ NEW_PARTS = (
     r"|server\.(asgi_websocket|handlers\.tokens|lease_tokens|origins)"
     r"|store\.(group_contract|mesh_contract|check\.(groups|meshes)|postgres\.(books|groups)"
     r"|read\.(group_events|groups|log_events|meshes|scans)"
-    r"|write\.(books|group_decider|groups|mesh_decider|sends|usage)))\b"
+    r"|write\.(behind|books|group_decider|groups|mesh_decider|sends|usage)))\b"
 )
 """Modules and packages that came after the aims were set."""
 
