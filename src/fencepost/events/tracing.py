@@ -41,7 +41,7 @@ def span(
     tracer = trace.get_tracer("fencepost.events")
     parent, links = None, []
     if cause is not None:
-        # Whoever wrote the event wrote this, so it may be anything.
+        # The writer of the event wrote this, so it may be anything.
         carried = {
             key: value for key, value in cause.items() if key in FIELDS and isinstance(value, str)
         }
