@@ -1,5 +1,5 @@
 """The public suite against a server that does not lead: what it asks of subscriptions is passed on
-to the one that does, and nobody can tell."""
+to the one that does, and clients cannot tell."""
 
 from pathlib import Path
 

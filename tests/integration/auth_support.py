@@ -37,7 +37,7 @@ ADA = principal("ada", ("orders/**", ["read", "append", "claim"]))
 
 
 class As:
-    """One principal's view of a server, or nobody's."""
+    """A client of a server, with the token of a principal or without one."""
 
     def __init__(self, url: str, name: str | None) -> None:
         headers = {} if name is None else {"Authorization": f"Bearer {token(name)}"}

@@ -34,7 +34,7 @@ SCHEMA = schemathesis.openapi.from_dict(
                 # Unknown headers, parameters and cookies are passed over, as HTTP has it.
                 "allow-extra-parameters": False,
             },
-            # The front end answers a method that nobody knows, such as TRACE, with 400.
+            # The front end answers an unknown method, such as TRACE, with 400.
             "phases": {"coverage": {"unexpected-methods": ["PATCH", "PUT", "DELETE", "POST"]}},
             "checks": {
                 # Headers depend on each other in ways that a schema cannot say, so a request that

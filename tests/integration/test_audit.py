@@ -1,4 +1,4 @@
-"""The audit stream: what it holds, who reads it, and that nobody writes to it."""
+"""The audit stream: what it holds, who reads it, and that no principal writes to it."""
 
 import time
 from collections.abc import Iterator
@@ -200,7 +200,7 @@ def test_a_reason_is_one_short_line(here: Place, reason: str) -> None:
 
 
 def test_the_path_is_reserved_without_principals_too(tmp_path: Path) -> None:
-    """Else somebody could make the stream before there are any."""
+    """Else a client could make the stream before there are principals."""
     import httpx
 
     with ServerProcess(tmp_path) as process:

@@ -1,4 +1,4 @@
-"""Who is let in: tokens on a real server, seen by somebody who would rather not have one."""
+"""Who is let in: tokens on a real server, seen by clients without one."""
 
 import hashlib
 import json

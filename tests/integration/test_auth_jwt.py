@@ -1,4 +1,4 @@
-"""JWTs on a real server: signed by the right key, for us, now, and about somebody we know."""
+"""JWTs on a real server: signed by the right key, for us, now, and about a principal we know."""
 
 import json
 import time
@@ -105,7 +105,7 @@ NOW = int(time.time())
 @pytest.mark.parametrize(
     "token",
     [
-        pytest.param(signed(FOREIGN), id="signed by somebody else"),
+        pytest.param(signed(FOREIGN), id="signed by another key"),
         pytest.param(signed(exp=NOW - 60), id="expired"),
         pytest.param(signed(exp=None), id="without an end"),
         pytest.param(signed(exp="soon"), id="with an end that is no time"),
@@ -115,10 +115,10 @@ NOW = int(time.time())
         pytest.param(signed(aud="another"), id="for another audience"),
         pytest.param(signed(aud=None), id="without an audience"),
         pytest.param(signed(sub=None), id="without a subject"),
-        pytest.param(signed(sub="stranger"), id="about nobody we know"),
+        pytest.param(signed(sub="stranger"), id="about no principal we know"),
         pytest.param(signed(sub="worker-1\nroot"), id="about a name with a line in it"),
         pytest.param(signed(sub="worker-" + "x" * 200), id="about a name that is too long"),
-        pytest.param(signed(sub="root"), id="about somebody who has a token"),
+        pytest.param(signed(sub="root"), id="about a principal that has a token"),
         pytest.param(signed(kid="none"), id="with a key that is not ours"),
         pytest.param(signed(kid=None), id="without the name of a key"),
         pytest.param(signed(EC, "ES256", "ed"), id="with another key's name"),
@@ -137,7 +137,7 @@ def test_a_jwt_that_proves_nothing_is_a_401(here: Place, token: str) -> None:
 
 
 def test_a_public_key_cannot_be_used_as_a_secret(here: Place) -> None:
-    """The oldest trick: an HMAC keyed with what everybody knows."""
+    """The oldest trick: an HMAC keyed with the public key."""
     import base64
     import hashlib
     import hmac

@@ -1,4 +1,4 @@
-"""Every endpoint against every verb: a route that nobody put into this table fails here."""
+"""Every endpoint against every verb: a route that is missing in this table fails here."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ WAKE_TOKEN = ("token_missing", "token_invalid")
 
 
 def only(*verbs: str) -> frozenset[str]:
-    """Those who may: whoever has one of these verbs, and administrators."""
+    """Principals that may use it: those with one of these verbs, and administrators."""
     return frozenset((*verbs, "admin"))
 
 

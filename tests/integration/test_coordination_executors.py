@@ -1,4 +1,4 @@
-"""Tool executors on a real server: one result for every call, whoever dies on the way."""
+"""Tool executors on a real server: one result for every call, also when executors die."""
 
 from __future__ import annotations
 

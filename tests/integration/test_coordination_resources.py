@@ -1,4 +1,4 @@
-"""Resources on a real server: no update is lost, and one request is enough when nobody competes."""
+"""Resources on a real server: no update is lost, and one request is enough without competitors."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_update_that_comes_second_reads_again(
 
 
 def racing(theirs: Resources[Counter], times: int = 1) -> Callable[[Counter | None], Counter]:
-    """A mutation during which somebody else updates the same row."""
+    """A mutation during which another actor updates the same row."""
     left = [times]
 
     def mutate(counter: Counter | None) -> Counter:

@@ -1,6 +1,6 @@
 """Races on a real server: of those who want the same place, one gets it and the others are told.
 
-In each round everybody's request is on its way before anybody's answer is read, in an order thrown
+In each round every request is on its way before the first answer is read, in an order thrown
 by dice; who wins is the server's choice, that exactly one does is what is tested.
 """
 

@@ -95,7 +95,7 @@ def test_a_session_ends_with_the_token_that_began_it(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_takes_needs_the_verb_read_too(tmp_path: Path) -> None:
-    """`take` gave the entries of an inbox to whoever could claim of its group."""
+    """`take` gave the entries of an inbox to every principal that could claim of its group."""
     people = (principal("claimer", MESH, (GROUP, ["claim"])),)
     with place(tmp_path, ROOT, *people) as found:
         Shop(found("root").client, "shop")

@@ -56,14 +56,14 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     assert once.digest != other.digest
 
 
-# Faults on purpose: each is a mistake that somebody could make in the store.
+# Faults on purpose: each is a mistake that a change to the store could make.
 
 
 def answers_do_not_wait(plant: pytest.MonkeyPatch) -> None:
     real = GroupCommit.after
 
     def after(self: GroupCommit[Any], done: Callable[[Any], None], outcome: object = None) -> None:
-        if outcome is None:  # somebody waits for the disk itself
+        if outcome is None:  # a caller waits for the disk itself
             real(self, done)
             return
         done(outcome)

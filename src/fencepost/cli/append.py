@@ -147,7 +147,7 @@ def append(
 
 
 def _content_type(client: fencepost.Client, path: str, named: str | None, *, make: bool) -> str:
-    """What was named, else what the stream holds; JSON for one that is to be made."""
+    """The content type that was named, else that of the stream; JSON for a stream to be made."""
     if named is not None:
         return content_type_of(named)
     try:
@@ -381,7 +381,7 @@ class Feed:
         }
 
     def _unfinished(self, sentence: str, code: int) -> CommandError:
-        """What was stored, what is not known, and the command that goes on."""
+        """The error that says what was stored, what is not known, and which command goes on."""
         unsure = self._lost is not None and self._lost.maybe_stored
         known = f"Lines up to {self._stored_line:,} are stored"
         if not self._stored_line:
@@ -414,7 +414,7 @@ class Feed:
         return None if self._lost is None or self._lost.epoch is None else str(self._lost.epoch)
 
     def _find(self, resume: Resume) -> Start:
-        """How much of the failed run is stored behind what it knew of."""
+        """Ask the server how much of the failed run is stored behind its last acknowledged line."""
         state = next(
             (
                 one

@@ -303,7 +303,7 @@ def _price(
 
 
 def _batches(server: Server) -> int:
-    """How many micro-batches are committed, from the server's own mouth."""
+    """How many micro-batches are committed, as the server says."""
     with fencepost.connect(server.url) as client:
         try:
             batch = client.writer("demo-priced").batch

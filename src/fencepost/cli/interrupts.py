@@ -1,4 +1,4 @@
-"""Ctrl-C that is taken where nothing is half done.
+"""Let Ctrl-C end a command only at points where no step of it is half done.
 
 Python raises KeyboardInterrupt between any two instructions. In a command that has to say
 afterwards what was stored, that may be just when an answer is counted, and what it then says is
@@ -28,7 +28,7 @@ class Interrupts:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait that Ctrl-C may end at any moment."""
+        """Let Ctrl-C end the wait in this block at any moment."""
         self._is_waiting = True
         try:
             self.check()
@@ -44,7 +44,7 @@ class Interrupts:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Take Ctrl-C only where it is asked for, until the end of the block."""
+    """Note Ctrl-C until the end of the block, and raise it only where the block waits or asks."""
     noted = Interrupts()
     before = signal.signal(signal.SIGINT, noted._on_signal)
     try:
@@ -55,7 +55,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Let a request to end, or a closed terminal, do what Ctrl-C does: what was begun ends too."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, so that what was begun is ended."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

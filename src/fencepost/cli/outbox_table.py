@@ -44,7 +44,7 @@ Database = Annotated[
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add them to the group `fencepost outbox`."""
+    """Add the commands of this module to the group `fencepost outbox`."""
     app.command("relay")(relay)
     app.command("schema")(schema)
 

@@ -1,8 +1,8 @@
-"""What the commands of `fencepost pipeline` share: a quiet Spark, a bar, and ends in words.
+"""Start Spark for the commands of `fencepost pipeline`, show progress, say errors in a sentence.
 
 Spark logs to the stderr of the process that started it. Here that is a temporary file, or the file
-of --spark-log; what people see on stderr is our own sentence. Nothing of Spark
-is imported before a command needs it: the help is for everyone.
+of --spark-log, so that people see our own sentence on stderr. Nothing of Spark is imported before a
+command needs it: `--help` works without PySpark.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be 
 
 
 class Running(NamedTuple):
-    """What a command works with."""
+    """The Spark session and the client that a command works with."""
 
     spark: SparkSession
     client: fencepost.Client
@@ -124,7 +124,7 @@ def _stderr_to(file: int) -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong, without the trace: the last line of a task's error says it best."""
+    """The error in one sentence, without its trace: for a task's error that is its last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if "Error: " in line and not line.startswith("at ")]
     shown = said[-1] if said else (lines[0] if lines else type(error).__name__)

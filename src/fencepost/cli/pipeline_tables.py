@@ -141,7 +141,7 @@ def _follow(
 
 
 def _planned(job: Running, pattern: str, to: Path) -> dict[str, object]:
-    """What a run would take in."""
+    """The rows, bytes and positions of the log that a run would read."""
     from fencepost.pipeline import tables
     from fencepost.pipeline.tables.files import DEFINITION
 

@@ -1,4 +1,4 @@
-"""What every process of `fencepost serve` sets up: its logs, its signals, its reason for ending.
+"""Set up a process of `fencepost serve`: its logs, its signals, the reason why it ends.
 
 Logs are one JSON object a line on standard error, or plain lines for a terminal.
 """

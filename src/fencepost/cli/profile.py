@@ -1,4 +1,4 @@
-"""Which server a command talks to: an option, else the environment, else a file, else this machine.
+"""Find the server for a command: by an option, the environment, a file, else this machine.
 
 The file is TOML with `url` and `token`, in the user's configuration folder or where
 FENCEPOST_CONFIG says. A token in the file belongs to the url beside it: it is not sent to a server

@@ -1,4 +1,4 @@
-"""What people and programs see of the stream commands: tables, JSON, messages, errors, exit codes.
+"""Output of the stream commands: tables, JSON, messages, errors and exit codes.
 
 `talking` is the way in and out of every command: it opens the client, and turns whatever goes wrong
 into one sentence on stderr that says what to do next, and an exit code. Results go to stdout, as a
@@ -54,7 +54,7 @@ class CommandError(Exception):
         super().__init__(sentence)
         self.code = code
         self.fields = fields
-        """What programs want to know as well."""
+        """Facts for programs, printed with --json beside the sentence."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where settings come from: defaults, then a TOML file, then the environment, then options.
+"""Read the settings of a server: defaults, then a TOML file, the environment, and options.
 
 The file has a table for each layer: [server], [http], [limits], [subscriptions], [auth], [groups],
 [mesh], [sessions], [shares], [store].
@@ -81,7 +81,7 @@ _MAY_BE_ZERO = {
 ENGINES: dict[str, type] = {"SQLite": SqliteSettings, "PostgreSQL": PostgresSettings}
 """The kinds that [store] can be of."""
 _PLACES = ("folder", "url")
-"""What says where a store is, and with it of which kind."""
+"""Settings that say where a store is; which of them is given decides its kind."""
 SCHEMES = ("postgresql://", "postgres://")
 _LISTS: dict[str, type] = {"principals": PrincipalSettings, "producer_rules": ProducerRuleSettings}
 

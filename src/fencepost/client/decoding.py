@@ -26,7 +26,7 @@ _ENTRY = msgspec.json.Decoder(LogEntry)
 
 
 def json_messages(kind: Any) -> Callable[[bytes], list[Any]]:
-    """How a JSON array becomes messages: of a type, or whatever they are."""
+    """Make a decoder of JSON arrays, whose messages are of type `kind`, or plain values."""
     try:
         decode = msgspec.json.Decoder(list[kind] if kind is not None else list[Any]).decode
     except TypeError as error:

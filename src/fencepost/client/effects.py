@@ -1,4 +1,4 @@
-"""What an operation may ask its driver to do: the whole border between the core and the world.
+"""The requests that an operation makes of its driver: the border between core and world.
 
 An operation is a generator. It yields one of these, is sent the answer (or has the failure thrown
 into it as `ConnectionFailedError`), and returns its result. The two drivers are the only code that

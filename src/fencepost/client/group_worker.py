@@ -62,7 +62,7 @@ class PermanentError(Exception):
 
 
 class Working(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker claims."""
+    """The options of a worker: its name, what it claims, and how much at once."""
 
     worker: str
     streams: int = 10
@@ -115,7 +115,7 @@ class Breaker:
 
 
 class Progress:
-    """What a worker has to say about a lease, event by event."""
+    """How far a worker is with the events of a lease, to be sent as its ack."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -149,7 +149,7 @@ class Progress:
 
 
 def text_of(error: Exception) -> str:
-    """What a failure says, without what no text can be sent with."""
+    """Type and message of an exception, without characters that cannot be stored as text."""
     try:
         said = str(error)
     except Exception:

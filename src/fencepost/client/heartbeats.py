@@ -22,7 +22,7 @@ class AsyncHeartbeats:
         self._working: asyncio.Task[object] | None = None
         self._beating: asyncio.Task[None] | None = None
         self.lost: Exception | None = None
-        """What a beat raised: there will be no further one."""
+        """The exception that a beat raised; no further beat is sent after it."""
 
     async def start(self) -> None:
         """Begin; the task that calls this is cancelled when a beat raises."""
@@ -65,7 +65,7 @@ class Heartbeats:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost: Exception | None = None
-        """What a beat raised: there will be no further one."""
+        """The exception that a beat raised; no further beat is sent after it."""
 
     def start(self) -> None:
         """Begin."""

@@ -304,7 +304,7 @@ class ResponseParser:
         return unbounded
 
     def take_body(self) -> tuple[bytes, bool]:
-        """Of a streaming response: what came since the last call, and whether that was all."""
+        """The bytes of a streaming body since the last call, and whether the body has ended."""
         ended = bool(self.done)
         body = self.done.pop(0).body if ended else b"".join(self.pieces)
         self.pieces = []

@@ -38,7 +38,7 @@ NUMBER_MAX = 2**53 - 1
 """The greatest epoch and seq: what every JSON reader holds exactly."""
 
 ENCODING_FAILURES = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""What encoding a value of the user's may raise."""
+"""Exceptions that encoding a user's value may raise."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -440,7 +440,7 @@ class WriterBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     epoch: int
     batch: int
     digest: str | None = None
-    """What tells the batch's content from another one's; compared when the batch comes again."""
+    """A text that stands for the batch's content; compared when the batch comes again."""
     range: PositionRange | None = None
     """The positions that the batch was read from. One that comes again from others is refused."""
 

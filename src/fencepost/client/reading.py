@@ -1,4 +1,4 @@
-"""Reading, following, and going through lists: what takes more than one answer.
+"""Reads that take several answers, without I/O: a stream, its news, the pages of a list.
 
 Each class here remembers how far it came, and its `next` is an operation that fetches what follows.
 A follower that loses its connection goes on from the last offset it gave out: nothing is lost and
@@ -443,7 +443,7 @@ class _Control(msgspec.Struct):
 
 
 class Paged(Protocol[T_co]):
-    """What comes in pages."""
+    """A list that the server answers page by page."""
 
     def next(self) -> Operation[Sequence[T_co] | None]:
         """The entries of the next page that has any; None at the end."""

@@ -1,4 +1,4 @@
-"""What operations give back: plain frozen values, the wire's names made Python's."""
+"""Results of operations: plain frozen values, with the names of the wire made Python's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
     duplicate: bool = False
     """Whether the server had it already."""
     matches: bool | None = None
-    """Of a producer's duplicate: whether the original had the same bytes."""
+    """For a producer's duplicate: whether the original had the same bytes."""
     epoch: int | None = None
     seq: int | None = None
 
@@ -43,7 +43,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     books_closed: bool = False
     """Whether the stream takes no messages until its books are opened again."""
     is_new: bool | None = None
-    """Of `create`: whether it made the stream; None when a lost answer leaves that open."""
+    """After `create`: whether it made the stream; None when a lost answer leaves that open."""
 
 
 class Batch(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -165,11 +165,11 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     appends: list[CommitResult]
     duplicate: bool
     batch: int | None = None
-    """In the name of a writer: the last batch that it published."""
+    """For a commit of a writer: the last batch that the writer published."""
     match: bool | None = None
     """Whether this batch, sent again, has its first digest; None where the server cannot tell."""
     range: PositionRange | None = None
-    """Of a batch that was published before: the positions that it was read from, if known."""
+    """For a batch that was published before: the positions that it was read from, if known."""
     leases: list[AckedItem] = []
     """What became of the leases that it acked, in their order."""
 

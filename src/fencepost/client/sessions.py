@@ -1,4 +1,4 @@
-"""What a session with a mesh is made of, without I/O: how it begins, how it ends, what that means.
+"""The rules of a session with a mesh, without I/O: how it begins, ends, and goes on.
 
 A session is resumed after every loss of its connection but those that its codes call final. What
 was sent and not answered is then sent again: the server knows a send by its id.
@@ -77,7 +77,7 @@ class Ended(NamedTuple):
 
 
 def ended(code: int, reason: str, said: Refused | None) -> Ended:
-    """How a session ended, of the close of its connection and the frame before it."""
+    """Why a session ended: from the close of its connection, or the frame before it if one came."""
     if said is None:
         return Ended(code, reason)
     return Ended(code, said.kind, said.feature, said.detail)

@@ -61,7 +61,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: datetime | None = None
     lease_expires_at: datetime | None = None
     is_new: bool | None = None
-    """Of `create`: whether it made the subscription; None when a lost answer leaves that open."""
+    """After `create`: whether it made the subscription; None when a lost answer hides that."""
 
 
 class WakeStream(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,7 +81,7 @@ class ClosedBooks(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     guarded: bool = False
     error: str | None = None
-    """Of `close_due`: how the archive callback failed."""
+    """After `close_due`: the error of the archive callback."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ class _Gathered(msgspec.Struct, frozen=True):
 
 
 class Unit:
-    """What is to be stored with the ack of a lease."""
+    """Effects of reactions, gathered to be stored with the ack of their lease in one commit."""
 
     def __init__(self, app: Deciding) -> None:
         self._app = app

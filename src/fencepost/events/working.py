@@ -133,7 +133,7 @@ def _told(drain: Drain) -> Callable[[Lease, LeaseAck, AckedItem], None]:
 
 
 def _claim_span(drain: Drain, lease: Lease) -> AbstractContextManager[tracing.Carrier]:
-    """As long as a lease is at work."""
+    """A span that lasts as long as a worker works on a lease."""
     found = {"app": drain.app, "target": lease.target, "worker": drain.worker}
     return tracing.span("claim", {**found, "events": len(lease.events)})
 
@@ -141,7 +141,7 @@ def _claim_span(drain: Drain, lease: Lease) -> AbstractContextManager[tracing.Ca
 def _handle_span(
     drain: Drain, reaction: Reaction, turn: Turn
 ) -> AbstractContextManager[tracing.Carrier]:
-    """As long as a handler runs; a child of the commit that stored the event."""
+    """A span that lasts as long as a handler runs, child of the commit that stored the event."""
     event = turn.event
     found = {
         "app": drain.app,
@@ -172,7 +172,7 @@ def _handed_over(drain: Drain, given: Given) -> None:
 
 
 def _still_held(leases: list[Lease], renewed: list[RenewedItem]) -> list[Lease]:
-    """Those that go on: another attempt of this work may have ended some."""
+    """The leases that were renewed: another attempt of this work may have ended some."""
     pairs = zip(leases, renewed, strict=True)
     return [lease for lease, item in pairs if item.outcome != "lost"]
 

@@ -47,7 +47,7 @@ class HttpCounters:
         self.heads_repeated = 0
         """Requests that were read without the parser (`heads.py`)."""
         self.bodies_bytes = 0
-        """Of requests without an answer, as of the last sweep."""
+        """Bytes of bodies whose requests have no answer yet, as of the last sweep."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.requests: dict[str, list[int]] = {name: [0] * 6 for name in METHODS.values()}

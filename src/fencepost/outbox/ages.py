@@ -1,4 +1,4 @@
-"""How long an outbox may try: always less than the server remembers an id.
+"""The age at which an outbox gives a row up: before the server forgets the id of its send.
 
 A row that is sent again after the server has forgotten its id would be stored twice. So the age at
 which a row dies follows from how long the mesh keeps dedupe rows, with a margin for clocks and

@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
 
 def target_of(connection: Any) -> Target:
-    """How to run a statement on a connection of the caller."""
+    """Find out how to run a statement on this connection: the type of the connection decides."""
     for module, name, understand in _KNOWN:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(connection, kind):

@@ -65,7 +65,7 @@ class Finished(NamedTuple):
     row: Row
     event: Event | None
     token: str
-    """Of the lease under which the relay held it."""
+    """The token of the lease under which the relay held the row."""
 
 
 class Lease(NamedTuple):
@@ -77,7 +77,7 @@ class Lease(NamedTuple):
 
 
 class Turn(msgspec.Struct):
-    """What came of a turn."""
+    """Result of a turn: leases that were taken, and rows whose outcome was noted."""
 
     leases: list[Lease]
     notices: list[tuple[Row, Notice]]
@@ -91,7 +91,7 @@ class Turn(msgspec.Struct):
 
 
 class Wanted(NamedTuple):
-    """What a relay would like to lease."""
+    """The leases that a relay asks for in a turn."""
 
     max_ages_ms: Mapping[str, int]
     """The meshes that it serves, each with the age at which a row dies."""

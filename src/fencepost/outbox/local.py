@@ -111,7 +111,7 @@ def answers(path: str) -> bool:
 
 
 def settings_of(given: str | Path | None, timeout: float) -> ClientSettings:
-    """What a client of the daemon is made of."""
+    """Settings of a client that talks to the daemon of this machine."""
     return ClientSettings(
         address=Address("localhost", 80, None, "", socket=socket_of(given)),
         timeouts=Timeouts(connect=min(5.0, timeout), answer=timeout),
@@ -145,7 +145,7 @@ def send(
 
 
 def get(settings: ClientSettings, path: str, kind: type[Any]) -> Operation[Any]:
-    """What an endpoint shows."""
+    """GET an endpoint of the daemon, and decode its answer as `kind`."""
     answer = yield from exchange(settings, Request("GET", path), Kind.READ)
     return decoded(answer.response, kind)
 

@@ -93,7 +93,7 @@ class TermsRefusedError(OutboxError):
 
 
 class Counted(Protocol):
-    """What counts the work of a relay, for its metrics."""
+    """Interface of the metrics: a relay calls `count` for each thing that it does."""
 
     def count(self, what: str, number: int = 1) -> None: ...
 

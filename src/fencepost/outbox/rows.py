@@ -190,5 +190,5 @@ def schema_statements(name: DialectName) -> list[str]:
 
 
 def drop_statements() -> list[str]:
-    """What takes the table away again, with every send in it."""
+    """Statements that drop the table, with every send in it."""
     return [f"drop table {TABLE}", f"drop table {STATE_TABLE}"]

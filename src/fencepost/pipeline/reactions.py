@@ -57,7 +57,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What every task of a round knows."""
+    """The facts that the driver hands to every task of a round."""
 
     app: App | str
     connection: Connection

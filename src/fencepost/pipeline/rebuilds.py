@@ -47,7 +47,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Building(msgspec.Struct, frozen=True, kw_only=True):
-    """What every task knows."""
+    """The facts that the driver hands to every task of a rebuild."""
 
     app: App | str
     name: str

@@ -32,7 +32,7 @@ class BooksRequest(NamedTuple):
     """Where the stream is to begin; "now" is where this append begins."""
 
     def mark(self) -> bytes:
-        """What of it tells a repeated request from another one."""
+        """Bytes that are equal for a repeated request, and differ for another one."""
         return f"{self.state}\0{self.truncate_before}".encode()
 
 
@@ -68,7 +68,7 @@ class CutInvalid(NamedTuple):
 
 
 class BooksCheck(NamedTuple):
-    """What no group may have left to do, for one append of a commit to be accepted."""
+    """A condition of one append of a commit: no group has work left on the stream up to `last`."""
 
     item: int
     path: str

@@ -50,7 +50,7 @@ class ClaimCompleted(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What an accepted append does to a producer id beyond going on."""
+    """Whether an accepted append claims its producer id, and whether it raises the epoch."""
 
     claims: bool
     raises: bool
@@ -137,7 +137,7 @@ Standings = dict[str, Standing]
 def decide_standings(
     standings: Standings, actor: Actor, before: Producer | None, after: Producer, now_ms: int
 ) -> Standings | TooFast:
-    """How principals stand after an append that would be accepted; only those that change."""
+    """Standings of principals after an append that would be accepted; only those that change."""
     if is_same_hold(before, after):
         return {}
     step = step_of(actor, before, after)

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 SCOPE_END = "\x1f"
-"""What ends the name of the principal that a transaction's name begins with; it is in neither."""
+"""Stands between a principal's name and the name of its transaction; neither contains it."""
 
 
 def owner_of(part: Part) -> str:
@@ -64,20 +64,20 @@ class Commit(NamedTuple):
     key: str | None = None
     digest: bytes = b""
     principal: str = ""
-    """Whose commit this is; the key is theirs."""
+    """The principal that sent the commit; the idempotency key belongs to it."""
     writer: WriterBatch | None = None
     """The batch of a writer that the commit publishes."""
     named: Named | None = None
-    """What its items name, if the parser has put it together already: of many that takes time. The
-    store that carries the commit out empties it."""
+    """The result of `names`, if the parser has collected it already, since that takes time for many
+    items. The store that carries the commit out empties it."""
 
     leases: Sequence[tuple[LeaseRef, Ack]] = ()
     """Leases that must be current. The commit acks them: effects and ack are one."""
     random: float = 0.0
-    """For the waits of events that its acks say failed."""
+    """A random number from 0 to 1, for the retry delays of events that failed."""
 
     def names(self) -> Named:
-        """What its items name."""
+        """The streams and the staged parts that its items name."""
         return self.named or Named(
             {item.append.path for item in self.items},
             {part for item in self.items for part in item.parts},
@@ -148,7 +148,7 @@ class Committed(NamedTuple):
 
     outcomes: tuple[Appended, ...]
     acks: tuple[AckItem, ...] = ()
-    """What its acks came to, as `leases` are ordered."""
+    """The outcome of each ack, in the order of `leases`."""
 
 
 class CommittedInSlices(NamedTuple):
@@ -217,7 +217,7 @@ CommitOutcome = (
 def decide_commit(
     outcomes: Sequence[ItemOutcome],
 ) -> Committed | CommitDuplicate | CommitRefused | CommitPartial:
-    """What a commit comes to whose items were decided so, one on top of the other."""
+    """Decide a commit from the outcomes of its items, each decided on top of those before it."""
     done: list[Appended] = []
     repeated: list[Duplicate | Replayed | AlreadyClosed] = []
     duplicates: list[int] = []

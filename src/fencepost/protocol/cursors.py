@@ -1,4 +1,4 @@
-"""Cursors: what keeps caches between us and a reader from answering the same nothing for ever.
+"""Cursors: numbers that keep a cache from giving a reader the same empty answer for ever.
 
 Time is cut into intervals, and a live answer carries the number of its interval; the reader sends
 it back, so its next request has another cache key. A reader that is already at or past this

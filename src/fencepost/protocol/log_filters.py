@@ -1,4 +1,4 @@
-"""Which messages of the log are events that a reader wants: by their name, by their correlation.
+"""Select messages of the log that are events: by their name, by their correlation.
 
 An event is a JSON object with a `name` and perhaps `meta.correlation`. A message that is no such
 object, and a marker, is none of the wanted events. Everything here works on the bytes of one

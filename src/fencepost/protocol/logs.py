@@ -37,7 +37,7 @@ _RFC3339 = re.compile(
 
 
 class Part(NamedTuple):
-    """One of `shares` of all streams: those whose incarnation leaves `share` when divided."""
+    """A share of all streams: those whose incarnation modulo `shares` is `share`."""
 
     share: int
     shares: int
@@ -202,7 +202,7 @@ def messages_of(rows: Iterable[LogRow], low: int, high: int) -> Iterator[tuple[i
 
 
 class Weight(NamedTuple):
-    """What lies in a stretch of the log."""
+    """Rows and payload bytes in a stretch of the log."""
 
     rows: int
     bytes: int
@@ -216,7 +216,7 @@ class Weight(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """What counts when a range is split evenly."""
+        """Payload bytes and so many more for each row: ranges are split into equal costs."""
         return self.bytes + ROW_BYTES * self.rows
 
 

@@ -1,4 +1,4 @@
-"""What a stream or the target of a group may be called.
+"""Which names a stream or the target of a group may have.
 
 The server refuses other names, and the client's side asks before it sends one.
 """

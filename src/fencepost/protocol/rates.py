@@ -1,4 +1,4 @@
-"""How fast a principal may go: token buckets, a decaying tally, and what they add up to.
+"""Rates of principals: token buckets, a count that decays, and the decision they lead to.
 
 Everything here is a function of a state and a time, and returns the next state or how long to wait.
 The states are small and live in memory only: a refusal costs nothing durable, and a restart
@@ -26,14 +26,14 @@ class Rate(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What is left of a rate, as it was at a time."""
+    """A token bucket: how many tokens were left at a time."""
 
     tokens: float
     at_ms: int
 
 
 class Wait(NamedTuple):
-    """Not now: in so many milliseconds."""
+    """The bucket holds too few tokens; it will have enough in `ms` milliseconds."""
 
     ms: int
 
@@ -61,16 +61,16 @@ class Tally(NamedTuple):
     at_ms: int = 0
 
     def at(self, now_ms: int) -> float:
-        """What is left of it."""
+        """The count at a time, after it has decayed."""
         return float(self.amount * 0.5 ** (max(0, now_ms - self.at_ms) / ABANDON_HALF_LIFE_MS))
 
     def more(self, now_ms: int) -> Tally:
-        """One more."""
+        """The tally with one more."""
         return Tally(self.at(now_ms) + 1, now_ms)
 
 
 class Pace(NamedTuple):
-    """What a principal is held to; None where it is not."""
+    """The rates and bounds of a principal; None is no bound."""
 
     appends: Rate | None = None
     claims: Rate | None = None
@@ -83,7 +83,7 @@ UNLIMITED = Pace()
 
 
 class Standing(NamedTuple):
-    """Where a principal stands with its pace."""
+    """How much of its `Pace` a principal has used."""
 
     appends: Bucket | None = None
     claims: Bucket | None = None
@@ -113,7 +113,7 @@ class TooFast(NamedTuple):
 def decide_append_pace(
     standing: Standing, pace: Pace, now_ms: int, *, appends: int = 1
 ) -> Standing | TooFast:
-    """Some more appends, whatever comes of them."""
+    """Take appends from the rate of a principal, whether or not they will be accepted."""
     if pace.appends is None:
         return standing
     taken = take(standing.appends, pace.appends, now_ms, appends)

@@ -294,7 +294,7 @@ class SendAnswer(NamedTuple):
 
 
 def answer_send(outcome: SendDecision | Unsendable) -> SendAnswer:
-    """What the sender is told."""
+    """The answer to the sender: status, code and fields."""
     match outcome:
         case Sent(sealed=sealed):
             return SendAnswer(

@@ -1,4 +1,4 @@
-"""Leases in time: what subscriptions and groups share, so that neither has a copy of its own.
+"""Leases and backoffs in time: rules that subscriptions and groups share.
 
 A lease has an end, but passing it takes nothing away by itself: it lets another worker claim. What
 ends a lease is a number that grew, the fence. A fence needs no clock, so a worker that slept, or

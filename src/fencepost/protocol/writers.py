@@ -25,13 +25,13 @@ class Writer(NamedTuple):
 
     name: str
     principal: str
-    """Who opened it first; it is theirs."""
+    """The principal that opened the writer first, and owns it."""
     query: str
     epoch: int
     batch: int | None
     """The last batch that was published; None before the first."""
     digest: str | None
-    """What its publisher said of that batch's content."""
+    """The digest of that batch's content, as its publisher gave it."""
     opened_ms: int
     updated_ms: int
 

@@ -68,7 +68,7 @@ class Gate:
         """A read token's principal and stream, and whether it has ended (`handlers/tokens.py`)."""
 
     def readers(self, owner: str) -> Callable[[str], bool]:
-        """What the owner of a subscription may read; nothing when no principal has that name."""
+        """A test of whether the owner of a subscription may read a path; no principal, no path."""
         principal = self.auth.named(owner)
         return _nothing if principal is None else principal.may_read
 

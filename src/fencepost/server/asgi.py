@@ -171,9 +171,9 @@ class _Body:
         self._place: Place | None = None
         self._parts: list[bytes] = []
         self._size = 0
-        """What has come."""
+        """Bytes of the body that have arrived."""
         self._room = 0
-        """What its place is for."""
+        """Bytes that its place among the bodies in memory is for."""
 
     async def read(self, receive: Receive) -> tuple[bytes, Place | None] | None:
         """The whole body and its place, or None for a client that left; raises `Refusal`."""

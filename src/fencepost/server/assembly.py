@@ -1,4 +1,4 @@
-"""Everything behind a front end, put together: the store, the handlers, the background work.
+"""Put a server together: the store, the handlers and the background work behind a front end.
 
 `fencepost serve` puts its own front end before it (`running.py`), another program mounts it as an
 ASGI application (`embedding.py`). It opens from the bottom up and closes from the top down.

@@ -1,4 +1,4 @@
-"""Who is asking: tokens and JWTs become principals, and what is neither is answered 401.
+"""Authenticate requests: tokens and JWTs become principals; any other is answered 401.
 
 A token is known by its SHA-256 only; it is long and random, so a slow hash would add nothing. It is
 looked up by the first bytes of its digest and compared as a whole in constant time. A JWT must be
@@ -260,7 +260,7 @@ def is_name(text: object) -> bool:
 
 
 def token_digest(token: str) -> str:
-    """What the settings hold of a token."""
+    """The digest of a token, which settings hold instead of the token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -75,7 +75,7 @@ class PartClosed(NamedTuple):
 
 
 class TooManyParts(NamedTuple):
-    """As many parts wait for their commit as may."""
+    """The limit of parts that wait for their commit is reached."""
 
     parts_max: int
 

@@ -68,7 +68,7 @@ class ClaimTargets(NamedTuple):
     may_read: Callable[[str], bool] | None = None
     """Whether the worker may read a source; None: all of them."""
     principal: str = ""
-    """Whose worker it is."""
+    """The principal of the worker."""
 
 
 class AckLeases(NamedTuple):
@@ -167,12 +167,12 @@ class CorrelationDone(NamedTuple):
 
 
 class Aside(NamedTuple):
-    """What the parked events of a target are to its lease."""
+    """Parked events of a target that change what its lease brings."""
 
     replayed: tuple[int, ...] = ()
-    """Those that are given out again."""
+    """Positions of parked events that are given out again."""
     left_out: frozenset[int] = frozenset()
-    """Those among the events that the lease is about: they are not given out."""
+    """Positions of parked events within the range of the lease, which are not given out."""
     until: int | None = None
     """The last one that was looked at, where there may be more: the lease gets no event beyond."""
 

@@ -1,4 +1,4 @@
-"""What a disk may hold after the power went: a log of file operations, and images made from it.
+"""Simulate a power loss: record file operations, and make what a disk may hold afterwards.
 
 A write that returned is in the page cache, not on the disk. Killing a process keeps the page cache;
 losing power does not: of everything written to a file since its last sync, any part may be there

@@ -206,7 +206,7 @@ def _settings(clock: SimClock, url: str = "http://127.0.0.1") -> ClientSettings:
 # Workers on a clock that stands still
 
 SETTLE_SECONDS = 100 * 365 * 86_400
-"""By the clock that jumps: a settle may wait for years of backoffs."""
+"""The deadline of a settle on the simulated clock, which may jump over years of backoffs."""
 
 
 class SimApp:

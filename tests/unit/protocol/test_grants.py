@@ -472,7 +472,7 @@ SENT = st.builds(
 def test_open_claims_are_those_that_somebody_holds(sent: list[Sent], most: int | None) -> None:
     """After any requests: each principal's open claims are counted exactly, and within its limit.
 
-    Nobody who is neither the holder nor an administrator ever adds to an epoch that is held.
+    A principal that is neither the holder nor an administrator never adds to an epoch that is held.
     """
     pace = Pace(open_claims_max=most)
     people = {name: principal(name, pace=pace) for name in ("ann", "bob")}

@@ -1,4 +1,4 @@
-"""The ASGI adapter: what it makes of a scope, called directly and mounted in somebody's server."""
+"""The ASGI adapter: what it makes of a scope, called directly and mounted in another server."""
 
 from __future__ import annotations
 

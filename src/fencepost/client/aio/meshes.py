@@ -85,7 +85,7 @@ class AsyncMesh:
         await self._put(f"topics/{topic}/members/{member}")
 
     async def leave(self, topic: str, member: str) -> None:
-        """Let a member get what is sent to a topic no more."""
+        """Stop giving a member what is sent to a topic."""
         await self._delete(f"topics/{topic}/members/{member}")
 
     async def delete_member(self, name: str) -> None:

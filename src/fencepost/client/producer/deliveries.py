@@ -1,4 +1,4 @@
-"""What `append` of a producer gives back: the batch a message is in, to wait for.
+"""The result of a producer's `append`: the batch that the message is in, to wait for.
 
 Messages that were appended together share one. It is settled once, with a `Receipt` or an error,
 and keeps its data until then, so that what could not be stored can be put somewhere else.

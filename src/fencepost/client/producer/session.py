@@ -1,7 +1,9 @@
-"""What both producers are made of: the state machine, its batches on the wire, its news.
+"""One session of a producer: requests made of batches, and callbacks. Sync and async share it.
 
-Both send on one connection and pipeline: the server answers in order and shares a commit among the
-requests it finds.
+The state machine (`machine.py`) decides what is sent. Here its batches become requests, settled
+ones are reported to `on_ack` and `on_error`, and a producer that was forgotten is closed at exit.
+Both producers send on one connection and pipeline: the server answers in order and shares a commit
+among the requests it finds.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def leave_all() -> None:
 
 
 class Content:
-    """What the stream of a producer holds; JSON, as long as that is not known."""
+    """The content type of a producer's stream; JSON, as long as it is not known."""
 
     __slots__ = ("is_known", "json", "type")
 
@@ -86,7 +88,7 @@ class Content:
 
 
 class Session(Generic[B]):
-    """What both producers are made of: the machine, and how its batches look on the wire."""
+    """One session of a producer: its state machine, and its batches as requests."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class Mesh:
         self._put(f"topics/{topic}/members/{member}")
 
     def leave(self, topic: str, member: str) -> None:
-        """Let a member get what is sent to a topic no more."""
+        """Stop giving a member what is sent to a topic."""
         self._delete(f"topics/{topic}/members/{member}")
 
     def delete_member(self, name: str) -> None:

@@ -50,7 +50,7 @@ class Stream:
         self.path = operations.check_origin(driver.settings, path)
         self.content_type = content_type or JSON
         self.is_new = is_new
-        """Of `create`: whether it made the stream; None when that is not known."""
+        """After `create`: whether it made the stream; None when that is not known."""
 
     def __repr__(self) -> str:
         return f"<Stream {self.path!r} of {self.content_type}>"

@@ -23,14 +23,14 @@ def check_timeout(seconds: float) -> None:
 
 
 def check_seconds(seconds: object, what: str, *, zero: bool = False) -> None:
-    """A time is a number, and more than nothing unless nothing has a meaning."""
+    """Refuse a time that is no number, is negative, or is 0 where `zero` is not allowed."""
     fits = isinstance(seconds, int | float) and (seconds > 0 or (zero and seconds == 0))
     least = "at least" if zero else "more than"
     require(fits, f"{what} is {least} 0 seconds, not {seconds!r}")
 
 
 def check_event(event: object, kind: type[Any]) -> None:
-    """What stops a loop is an event that the class can wait for."""
+    """Refuse a `stop` that is no event, or one that this class (sync or async) cannot wait for."""
     where, wait = kind.__module__.partition(".")[0], getattr(event, "wait", None)
     is_awaited = iscoroutinefunction(wait)
     fits = hasattr(event, "is_set") and is_awaited == iscoroutinefunction(kind.wait)

@@ -254,7 +254,7 @@ class Claiming:
         return self._found(task)
 
     def _moved_since(self, seen: TaskState) -> Operation[None]:
-        """For a raise that the server refused: nothing if the task has moved, else raise that.
+        """After a refusal to raise an epoch: return if the task has moved, else raise the refusal.
 
         A holder that came to life in the meantime is no mistake of ours.
         """
@@ -293,7 +293,7 @@ class Claiming:
         return self._entries.skipped(task) is not None
 
     def _found(self, task: str) -> Found:
-        """What keeps us from a task, as far as it was read."""
+        """Why this actor cannot have the task, as far as the stream was read."""
         skipped, known, mine = self._entries.skipped(task), self.known(task), self._mine.get(task)
         if skipped is not None:
             return Found(task=task, outcome="unreadable", skipped=skipped)
@@ -578,7 +578,7 @@ def _value_of(move: bytes) -> dict[str, Any]:
 
 
 def _as_read(value: Any) -> Any:
-    """A JSON value as those see it who read it."""
+    """A JSON value as its readers get it: encoded, then decoded."""
     return msgspec.json.decode(encode_json(value))
 
 

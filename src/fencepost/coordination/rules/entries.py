@@ -1,4 +1,4 @@
-"""What a coordination stream says now: for each entity its newest message and when it was stored.
+"""Read a coordination stream: for each entity its newest message, and when it was stored.
 
 The stream is read through the log of the server, which gives with each message the producer id,
 epoch and number under which it was accepted, and the server's time. A message counts for the entity
@@ -132,7 +132,7 @@ class Entries:
         return iter(self._known.values())
 
     def skipped(self, key: str) -> Skipped | None:
-        """What stands there and cannot be read, if it is newer than the newest that can."""
+        """The newest message about an entity if it cannot be read; None if it can."""
         skipped, entry = self._skipped.get(key), self._known.get(key)
         newer = skipped is not None and (entry is None or skipped.place > entry.place)
         return skipped if newer else None
@@ -259,7 +259,7 @@ class Move(msgspec.Struct, frozen=True):
 
     @property
     def entry(self) -> Entry:
-        """What it leaves when it is accepted."""
+        """The entry that the move becomes once it is accepted."""
         return Entry(self.change, self.producer.epoch, self.producer.seq)
 
 
@@ -294,7 +294,7 @@ def new_move(
 
 
 Verdict = Literal["mine", "taken", "lost"]
-"""Of a move: it is the accepted one; another is, and is the newest; or the entity is elsewhere."""
+"""A move was accepted; another was, and is the newest; or the entity is elsewhere by now."""
 
 
 def make(

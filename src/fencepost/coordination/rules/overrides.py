@@ -1,9 +1,9 @@
 """Overrides: moves that bypass the order of claims and versions, each with a reason; no I/O here.
 
 An override raises the epoch. It does so only over what it has seen (Producer-If) and looks again
-when that has moved, so it is always the newest state that is overridden, knowingly. Everybody who
-was in the old epoch is refused from then on. The reason goes to the server's audit stream, and into
-the message.
+when that has moved, so it is always the newest state that is overridden, knowingly. Actors that
+still write in the old epoch are refused from then on. The reason goes to the server's audit stream,
+and into the message.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ PAUSE_SECONDS_MAX = 0.25
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True):
-    """That a row was written over the order of its versions."""
+    """Says that a row was written by an override, out of the order of its versions."""
 
     reason: str
     by: str | None = None
@@ -62,7 +62,7 @@ class Row(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     updated: datetime | None = None
     """When the server stored it; None of a row that we wrote ourselves and did not read back."""
     override: Override | None = None
-    """Of a row that an override wrote: by whom and why."""
+    """For a row that an override wrote: who wrote it, and why."""
 
 
 class Conflict(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -216,15 +216,15 @@ class Resourcing(Generic[T]):
         return self._entries.get(key)
 
     def entries(self) -> dict[str, Entry]:
-        """Of every row the newest message that can be read."""
+        """The newest message of every row that can be read."""
         return {entry.change.key: entry for entry in self._entries.all()}
 
     def place(self, key: str) -> tuple[int, int] | None:
-        """Where the producer id of a row stands."""
+        """Epoch and version of the newest message of a row, readable or not."""
         return self._entries.place(key)
 
     def skipped(self, key: str) -> Skipped | None:
-        """What stands there and cannot be read."""
+        """The newest message of a row if it cannot be read; None if it can."""
         return self._entries.skipped(key)
 
     def all_skipped(self) -> dict[str, Skipped]:

@@ -1,4 +1,4 @@
-"""Everything that the one process holds: files, ways to meshes, deliveries, inbox, hooks.
+"""The outbox daemon as one object: its files, links to meshes, deliveries, inbox and hooks.
 
 Opening it puts back what was in flight; no server needs to be there. `running` puts the endpoints
 before it, and starts and stops both.

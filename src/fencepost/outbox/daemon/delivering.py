@@ -57,7 +57,7 @@ class Road(Protocol):
     def max_age_ms(self) -> int: ...
     @property
     def sends(self) -> Sends | None:
-        """How to send; None while the mesh is out of reach."""
+        """The way to send (HTTP or a session); None while the mesh is out of reach."""
         ...
 
     def failed(self) -> None:
@@ -105,7 +105,7 @@ class Deliveries:
         self._swept = swept
         self._failpoint = failpoint
         self._due: dict[Lane, int] = {}
-        """When the oldest row of each lane is due that has one, and no worker."""
+        """Lanes that have rows and no worker, each with the time at which its oldest row is due."""
         self._timed: list[tuple[int, Lane]] = []
         """The same as a heap; entries that `_due` no longer has are passed over."""
         self._ready: dict[str, list[tuple[int, int, Lane]]] = {}

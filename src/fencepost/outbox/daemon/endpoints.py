@@ -271,7 +271,7 @@ class Endpoints:
                 raise _no_row(row_id)
 
     def _page(self, name: str, shown: list[dict[str, Any]], *, more: bool, key: str) -> Response:
-        """As many entries as an answer may hold; `next` is where to go on."""
+        """Answer with as many entries as fit; `next` is where the next request goes on."""
         room = self._daemon.settings.answer_bytes_max
         parts: list[bytes] = []
         for entry in shown:

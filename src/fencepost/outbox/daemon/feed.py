@@ -1,4 +1,4 @@
-"""Events, for those who listen: what came in and what happened, in order and from any point.
+"""The event feed of the daemon: what came in and what happened, in order and from any point.
 
 There are two sources, each in the file in which it is stored together with what it is about: the
 events of outbox.db, and the messages of inbox.db. A place in the feed is a number in each, written
@@ -49,7 +49,7 @@ class BadPlaceError(ValueError):
 
 
 class TooManyReadersError(Exception):
-    """As many readers listen as may."""
+    """The feed has as many readers as the settings allow."""
 
 
 def parse_place(text: bytes) -> Place:

@@ -1,4 +1,4 @@
-"""Who may ask, and how much at once: the checks before any endpoint of the daemon.
+"""Check a request to the daemon before its endpoint sees it: host, origin, token, and rate.
 
 A page in a browser can send requests to this machine, under a name that it has made to point here,
 or from another origin. So a Host that is not local and every Origin are refused, on the socket as

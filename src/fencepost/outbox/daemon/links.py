@@ -1,4 +1,4 @@
-"""The way to each mesh: negotiation, its session, and what the mesh remembers.
+"""The daemon's link to one mesh: negotiation, its session, and what the mesh said last.
 
 A link negotiates before anything is sent, and opens a session for sends and deliveries. When that
 is lost it negotiates again: a server that came back with its dedupe switched off must not get one

@@ -1,4 +1,4 @@
-"""What comes to the inbox of a member: deliveries are stored, then acknowledged.
+"""Pull the messages of a member into the inbox on this machine: store them, then acknowledge.
 
 They come through the session of the mesh, and where sessions do not pass over plain HTTP: there the
 lease of the inbox is held all the time, with work or without, because that is what keeps a second

@@ -376,7 +376,7 @@ class Commits:
 
 
 def _books(item: _Item) -> BooksRequest | None:
-    """What an append asks for beside its messages."""
+    """Read the wishes of an append about the books of its stream; None if it has none."""
     if item.books is None and item.truncate_before is None:
         return None
     before: Offset | Literal["now"] | None = None
@@ -393,7 +393,7 @@ def _books(item: _Item) -> BooksRequest | None:
 
 
 def _check_empty(item: _Item, books: BooksRequest | None) -> None:
-    """Why an append without data is none."""
+    """Refuse an append without data, unless it changes the books and has no producer."""
     if books is None:
         raise bad(
             "body_empty",

@@ -156,7 +156,7 @@ def _keys_owner(principal: Principal | None) -> str | None:
 
 
 def _may_see(principal: Principal | None, entry: ListedKey) -> bool:
-    """Keys are shown to those whose they are, and to administrators of their streams."""
+    """Whether a principal may see a key: its owner may, and administrators of its stream."""
     if principal is None or principal.is_admin:
         return True
     if entry.stream is None:  # of a commit, or of a stream that is gone

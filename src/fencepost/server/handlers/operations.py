@@ -1,4 +1,4 @@
-"""What operators and tools ask: health, readiness, metrics, and the OpenAPI document.
+"""Endpoints for operators and tools: health, readiness, metrics, and the OpenAPI document.
 
 The OpenAPI document is written by hand in server/openapi.json. tests/integration/test_openapi.py
 checks it against the server: every route and every error code is in it, and what the server answers

@@ -189,7 +189,7 @@ def _out_of_order(
     path: str,
     outcome: StreamClosed | StaleEpoch | EpochStart | SequenceGap | TypeMismatch | SeqRegression,
 ) -> Response:
-    """What the public protocol refuses."""
+    """Answer refusals that the public protocol knows: closed, out of order, another type."""
     match outcome:
         case StreamClosed(tail):
             return refused(
@@ -241,7 +241,7 @@ def _out_of_order(
 
 
 def _books_refused(path: str, outcome: BooksClosed | BooksPending | CutInvalid) -> Response:
-    """What the books of a stream refuse."""
+    """Answer refusals because of closed books, or of groups that have work left."""
     match outcome:
         case BooksClosed(tail):
             return refused(
@@ -269,7 +269,7 @@ def _books_refused(path: str, outcome: BooksClosed | BooksPending | CutInvalid) 
 
 
 def _not_yours(outcome: NotHolder | EpochGuarded | ClaimCompleted | TooFast) -> Response:
-    """What the rules for producer ids refuse, and for principals in a hurry."""
+    """Answer refusals by the rules for producer ids, and by the rates of principals."""
     match outcome:
         case NotHolder():
             return refused(
@@ -332,7 +332,7 @@ def lease_refused(reason: LeaseLost | GroupGone | AckInvalid) -> Response:
 def _unmet(
     outcome: KeyReused | KeyDisagrees | OtherContent | ProducerMoved | TailMoved,
 ) -> Response:
-    """What our own conditions refuse."""
+    """Answer refusals by conditions that are ours: keys, content, Producer-If, If-Match."""
     match outcome:
         case KeyReused(first_used_ms):
             return refused(

@@ -1,4 +1,4 @@
-"""How many requests wait at once: readers of streams and of the log, claims and feeds of groups.
+"""Bound how many requests wait at once: readers of streams and the log, claims and feeds.
 
 Each of them holds a connection and memory, so there is one bound for all together, `waiters_max`,
 and a share for each principal below it. A request counts for its principal as long as it lasts.
@@ -29,7 +29,7 @@ class Tally:
 
 
 class Held:
-    """One of what a tally counts."""
+    """One thing that a tally counts, for as long as this object lives."""
 
     __slots__ = ("_name", "_tally")
 

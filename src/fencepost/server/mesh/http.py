@@ -1,4 +1,4 @@
-"""The handlers of `/v1/mesh`.
+"""The handlers of `/v1/mesh`: read a request, check its grants, ask the store, render the answer.
 
 Grants on a mesh are grants on the path `__mesh/NAME`, and those on its topics, inboxes and queues
 are grants on their streams: `append` to send there, `read`, `create`, `delete`; `admin` on the mesh

@@ -1,4 +1,4 @@
-"""The inbox behind a session: whose it is, what was delivered of it, and what was acknowledged.
+"""Deliver the inbox of a member to its session, and take the acks for what was delivered.
 
 `LeasedInbox` holds the lease of the inbox's group, as a worker over HTTP does, and goes on with it
 for as long as its session lasts: an ack keeps the lease. `SharedInbox` is that of a mesh with
@@ -44,7 +44,7 @@ Answer = Callable[[int, dict[str, object] | None], None]
 
 
 class Behind(NamedTuple):
-    """What inboxes need of the server."""
+    """The parts of the server that inboxes use."""
 
     working: Working
     reads: GroupReads

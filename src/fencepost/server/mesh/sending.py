@@ -140,7 +140,7 @@ class Sending:
         return send
 
     def answer(self, mesh: str, send: Send, outcome: SendOutcome | Failure) -> SendAnswer:
-        """What the sender is told, and what is counted."""
+        """Turn the outcome of a send into the sender's answer, and count it."""
         if isinstance(outcome, Failed | Unknown):
             return _failed(outcome)
         if isinstance(outcome, PartRefusal):

@@ -77,7 +77,7 @@ class LedSubscriptions:
         self._led: _Led | None = None
         self.counts = Counts()
         self.background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
-        """What runs besides leading: nothing."""
+        """Background tasks besides leading: none."""
         leading.subscribe = self.lead
 
     # The leader's part

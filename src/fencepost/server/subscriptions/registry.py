@@ -52,11 +52,11 @@ class Registry:
         return self._by_id.get(subscription.id) is subscription
 
     def watching(self, path: str) -> tuple[Subscription, ...]:
-        """Those linked to the stream at `path`."""
+        """The subscriptions that are linked to the stream at `path`."""
         return self._by_path.get(path, ())
 
     def matching(self, path: str) -> list[Subscription]:
-        """Those whose pattern takes `path` in."""
+        """The subscriptions whose pattern matches `path`."""
         if not self._by_segment:
             return []
         first = path.partition("/")[0]
@@ -64,7 +64,7 @@ class Registry:
         return [subscription for subscription in candidates if subscription.matches(path)]
 
     def announced_in(self, path: str) -> Iterable[Subscription]:
-        """Those that write their wakes to the stream at `path`."""
+        """The subscriptions that write their wakes to the stream at `path`."""
         return self._by_wake_stream.get(path, ())
 
     def add(self, subscription: Subscription) -> None:

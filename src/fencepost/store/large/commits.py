@@ -64,7 +64,7 @@ class Host(Protocol):
 
     @property
     def behind(self) -> Behind:
-        """What of that only the log says as yet."""
+        """Rows of streams and producers that are written behind the commits, and wait for it."""
         ...
 
     def after(self, done: Callable[[Any], None], outcome: object = None) -> None:
@@ -232,7 +232,7 @@ class LargeCommit:
         return concluded
 
     async def _concluded(self, decision: LargeDecision) -> Decided | CommitOutcome | Failure:
-        """What it comes to, once that is on disk. Nothing may come between deciding and waiting:
+        """The outcome, once it is on disk. Nothing may come between deciding and waiting:
         the group that is open at one must be the one that the other waits for."""
         outcome = decision.conclude()
         if not isinstance(outcome, Decided):

@@ -51,7 +51,7 @@ class CommitCopy:
         self._earlier = LedgerGroup(0)
 
     def leftovers(self) -> list[dict[Any, Any]]:
-        """What there is to let go of when nothing more is to be decided."""
+        """The collections to empty, a few objects at a time, when nothing more is to be decided."""
         return [*self.ledger.collections(), self._earlier.keys]
 
     def sealed(self, group: LedgerGroup) -> LedgerGroup:

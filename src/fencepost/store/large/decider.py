@@ -70,7 +70,7 @@ class Decided(NamedTuple):
 
 
 class LargeDecision(ABC):
-    """What one large commit comes to."""
+    """The decision about one large commit, made slice by slice."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class LargeDecision(ABC):
         self._unused = 0
 
     def leftovers(self) -> list[dict[Any, Any] | set[Any] | list[Any]]:
-        """What there is to let go of when all is decided."""
+        """The collections to empty, a few objects at a time, when all is decided."""
         return [*self.copy.leftovers(), self._parts, self._pieces, self._written]
 
     def begin(self) -> int:
@@ -206,7 +206,7 @@ class LargeDecision(ABC):
     def conclude(
         self,
     ) -> Decided | CommittedInSlices | CommitRefused | CommitPartial | CommitLeaseLost:
-        """What it comes to; if that is something to do, it is certain with the open group."""
+        """Conclude: a commit to be carried out is certain once the open group is on disk."""
         outcome = self._weighed()
         if not isinstance(outcome, Decided):
             for append, before, decided in self._tries if self._refused is not None else ():

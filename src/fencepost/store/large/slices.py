@@ -60,7 +60,7 @@ class Slice(msgspec.Struct, array_like=True):
         return [Made(row[_INSERT_ID], row[_INSERT_PATH]) for row in self.inserts]
 
     def encode(self) -> bytes:
-        """As it is kept on disk."""
+        """The slice as the bytes that are kept on disk."""
         return _ENCODER.encode(self)
 
 

@@ -1,4 +1,4 @@
-"""What has left the log for good: rows of deleted streams, after the log's retention.
+"""Purge the log: remove rows of deleted streams for good, after the log's retention.
 
 Each purge of a piece of a stream records in its own transaction which positions went, to the
 position. So a reader is told of a loss exactly when rows that it asked for are gone, and not

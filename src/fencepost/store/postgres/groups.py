@@ -35,7 +35,7 @@ KNOWN_MAX = 10_000
 
 
 class Met(NamedTuple):
-    """What a node remembers of a group."""
+    """Number, lanes and kind of a group, as a node remembers them."""
 
     id: int
     lanes: tuple[str, ...]
@@ -117,7 +117,7 @@ class TurnGroupRows(GroupRows):
         """The first rows with an end, and whether these are all."""
 
     def plan(self, requests: Sequence[GroupRequest], leases: Collection[LeaseRef]) -> Plan:
-        """What some requests are about, and what appends rest on."""
+        """Plan which rows to load for requests about groups, and for the leases of appends."""
         names = sorted({*(r.group for r in requests), *(ref.group for ref in leases)})
         named = {(ref.group_id, ref.target) for ref in leases}
         # An operator may change more rows than can be guessed: then each claim asks for itself.

@@ -29,7 +29,7 @@ from fencepost.store.sql import Schema, SchemaTooNewError, Step, load_migrations
 log = logging.getLogger(__name__)
 
 MIGRATION_LOCK = 0x66656E6365
-"""Of the advisory lock: any number, as long as it is always the same."""
+"""The number of the advisory lock: any, as long as it is always the same."""
 TABLE_LOCK_TIMEOUT_S = 5.0
 STEPS = load_migrations("fencepost.store.postgres.migrations")
 

@@ -37,7 +37,7 @@ WAIT = object()
 
 
 class Needs(NamedTuple):
-    """What requests name."""
+    """Everything that requests name: their rows are loaded before the requests are decided."""
 
     paths: Collection[str] = ()
     producers: Collection[tuple[str, str]] = ()

@@ -66,7 +66,7 @@ class _Stretch:
         self.answers: list[Answer] = []
 
     def needs(self) -> Needs:
-        """What it names. Its lane keeps later writes from overtaking one that is held back."""
+        """The streams it writes to. Its lane keeps later writes from overtaking one that waits."""
         return Needs({path for path, _ in self.announced}, lanes=("subscriptions",))
 
     def decide(self, decider: Decider) -> list[str]:
@@ -81,7 +81,7 @@ class _WakeStreams:
     def __init__(self) -> None:
         self._takes: dict[str, bool] = {}
         self.unsure: set[str] = set()
-        """Those that have to be looked at before the next try."""
+        """Streams to look up before the next try."""
 
     def appends(self, path: str) -> bool:
         takes = self._takes.get(path, False)
@@ -283,7 +283,7 @@ class PostgresSubscriptions:
         return await self._following.caught_up()
 
     def _tell(self, turn: Turn, by_id: dict[int, Row]) -> None:
-        """What happened in a turn, given its streams as they are by now."""
+        """Tell the engine what happened in a turn; `by_id` has its streams as they are now."""
         watcher = self._watcher
         assert watcher is not None, "an engine watches before it follows"
         for stream_id in turn.created:

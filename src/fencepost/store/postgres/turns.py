@@ -50,7 +50,7 @@ HELD_LOOK_S = 0.1
 
 
 class Counted:
-    """What this node has done, for the metrics."""
+    """Counts of the turns of this node, for the metrics."""
 
     __slots__ = ("dropped", "failed", "reconnects", "turns", "unknown")
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 ConnectionT = TypeVar("ConnectionT", bound=Closable)
 
 LENGTH_BYTES = 4
-"""What the length of one message takes in a row of several."""
+"""Bytes in which a row of several messages stores the length of one."""
 CHECKED_BYTES_MAX = 16 << 10
 """A read that gives one append of up to so many bytes compares its checksum, and one that gives a
 part of an append; others would become slower by more than a twentieth."""

@@ -149,7 +149,7 @@ class Progress(NamedTuple):
 def read_log(
     connection: Connection, query: LogQuery, limits: Limits
 ) -> LogChunk | Pruned | BeyondHead:
-    """What a reader gets, all slices in one transaction. Call it inside a transaction."""
+    """Read a whole answer, slice by slice. Call it inside a transaction."""
     found = read_slice(connection, query, limits, None)
     while isinstance(found, Progress):
         found = read_slice(connection, query, limits, found)
@@ -159,7 +159,7 @@ def read_log(
 def read_slice(
     connection: Connection, query: LogQuery, limits: Limits, progress: Progress | None
 ) -> LogChunk | Pruned | BeyondHead | Progress:
-    """What a reader gets, or how far it has come. Call it inside a transaction."""
+    """Read one slice: the answer, or how far it has come. Call it inside a transaction."""
     head, newest = ends_of(connection)
     is_first = progress is None
     if progress is None:

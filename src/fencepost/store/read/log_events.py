@@ -152,7 +152,7 @@ class EventRead:
         self._pruned: int | None = None
 
     async def run(self, head: int) -> LogChunk | Pruned | BeyondHead:
-        """What the reader gets. `head` is the newest position that may be read."""
+        """Read the answer. `head` is the newest position that may be read."""
         query = self._query
         after = head if query.after is None else query.after
         until = head if query.until is None else min(query.until, head)

@@ -53,7 +53,7 @@ _GAP = "\x1f"
 
 
 class StoredMessage(msgspec.Struct):
-    """As much of a message as the orphan check compares."""
+    """The fields of a message that the orphan check compares."""
 
     client_message_id: str = ""
     sender: str = ""

@@ -111,7 +111,7 @@ class Behind:
     # In the transaction of a group
 
     def piece(self, group: Group) -> Piece:
-        """What the transaction of a group writes of this, before its own rows."""
+        """Take the piece that the transaction of a group writes, before its own rows."""
         left = len(self._streams_left) + len(self._producers_left)
         if left:
             size = PIECE_ROWS_MIN + PIECE_ROWS_EACH * len(group.rows)

@@ -94,7 +94,7 @@ class BooksRows:
         return [Waiting(*row) for row in rows]
 
     def patterns(self, path: str) -> Sequence[Waiting]:
-        """Of each pattern that begins as a path does, the target that has waited longest."""
+        """The target that has waited longest, for each pattern that begins as the path does."""
         found: list[Waiting] = []
         for low, high in pattern_ranges(path):
             rows = self.connection.fetch("waiting_on_patterns", (low, high))

@@ -106,10 +106,10 @@ class Draft:
         """Streams that do not exist yet, as they are before their first append."""
         self.decided: list[tuple[Append, Appended]] = []
         self.books: list[BooksCheck] = []
-        """What no group may have left to do, or the appends are not accepted."""
+        """Conditions on groups: they have no work left, or the appends are not accepted."""
 
     def decide(self, item: CommitItem) -> ItemOutcome:
-        """What one more append comes to."""
+        """Decide one more append, on top of those before it."""
         self._item += 1
         append = item.append
         used = None

@@ -295,7 +295,7 @@ class RecentKeys:
         return len(self._ids) + len(self._indexing)
 
     def hashes(self) -> Iterable[int]:
-        """What the places of all of them come to."""
+        """The hashes of the places of all these keys."""
         return (*self._indexing, *self._ids)
 
     def add(self, places: Collection[KeyPlace], last_id: int) -> None:

@@ -614,7 +614,7 @@ class Ledger(KeyLedger):
         self._pending[:] = [group]
 
     def collections(self) -> list[dict[Any, Any]]:
-        """What holds the streams, for an owner who lets go of them a few at a time."""
+        """The dictionaries of streams, for an owner that empties them a few at a time."""
         return [self._by_path, self._by_id]
 
     def is_settled(self, path: str) -> bool:

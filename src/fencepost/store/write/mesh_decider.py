@@ -107,7 +107,7 @@ class MeshDecider:
         self._buckets: dict[str, Bucket] = {}
 
     def decide(self, request: MeshRequest) -> MeshOutcome:
-        """What a request about a mesh comes to."""
+        """Decide a request about a mesh."""
         match request:
             case MakeMesh():
                 return self._make_mesh(request)
@@ -281,7 +281,7 @@ class MeshDecider:
     # Sends
 
     def send(self, request: SendRequest) -> SendOutcome:
-        """What a send comes to, and all that it stores."""
+        """Decide a send, and stage all that it stores."""
         decider, send = self._decider, request.send
         ledger, limits = decider.ledger, self._limits
         now_ms = decider.tick()

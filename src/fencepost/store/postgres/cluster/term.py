@@ -170,7 +170,7 @@ class Term:
         return await self.store.between_commits(led)
 
     def suspect(self, error: BaseException) -> None:
-        """What went wrong is tried again; only another leader ends a term."""
+        """End the term if another node leads, as the error says; other failures are tried again."""
         if isinstance(error, NotLeadingError):
             self.end(str(error))
 
