@@ -138,7 +138,7 @@ class Query:
 def demo(
     orders: Annotated[
         int,
-        typer.Option(min=ORDERS_MIN, max=ORDERS_MAX, help="How many orders go through."),
+        typer.Option(min=ORDERS_MIN, max=ORDERS_MAX, help="How many orders the demo produces."),
     ] = ORDERS_DEFAULT,
     keep: Annotated[
         Path | None,

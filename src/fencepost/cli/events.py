@@ -140,7 +140,7 @@ def close_books(
     entity: Annotated[
         str | None, typer.Argument(help="The class of the entity; without it, what is due.")
     ] = None,
-    entity_id: Annotated[str | None, typer.Argument(help="Its id.")] = None,
+    entity_id: Annotated[str | None, typer.Argument(help="The id of the entity.")] = None,
     retire: Annotated[bool, typer.Option("--retire", help="End the stream for good.")] = False,
     reopen: Annotated[bool, typer.Option("--reopen", help="Give up a close that began.")] = False,
     before: Annotated[

@@ -234,7 +234,9 @@ _operation(unblock, blocked_only=True)
 def reset(
     group: fencepost.Group,
     chosen: Chosen,
-    at: Annotated[int | None, typer.Option(help="Position to go to; else the start.")] = None,
+    at: Annotated[
+        int | None, typer.Option(help="The position to go back to; without it, the start.")
+    ] = None,
 ) -> int:
     """Send targets back: their events are handled again."""
     return group.reset(chosen.targets, filter=chosen.filter, at=at)
@@ -244,7 +246,10 @@ def reset(
 def skip(
     group: fencepost.Group,
     chosen: Chosen,
-    at: Annotated[int | None, typer.Option(help="Position to pass; else what failed.")] = None,
+    at: Annotated[
+        int | None,
+        typer.Option(help="The position to skip to; without it, past the event that failed."),
+    ] = None,
 ) -> int:
     """Move targets past the event that failed, without handling it."""
     return group.skip(chosen.targets, filter=chosen.filter, at=at)

@@ -93,10 +93,11 @@ def topic(
     mesh: Name,
     name: Annotated[str, typer.Argument(help="The topic.")],
     members: Annotated[
-        list[str] | None, typer.Option("--member", help="A member that listens; several times.")
+        list[str] | None,
+        typer.Option("--member", help="A member that listens; may be given several times."),
     ] = None,
     leaving: Annotated[
-        list[str] | None, typer.Option("--leave", help="A member that listens no more.")
+        list[str] | None, typer.Option("--leave", help="A member that stops listening.")
     ] = None,
     url: Url = None,
     token: Token = None,

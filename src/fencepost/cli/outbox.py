@@ -171,14 +171,16 @@ def list_(
     socket: Socket = None,
     database: Database = None,
     mesh: Annotated[str | None, typer.Option(help="Only rows of this mesh.")] = None,
-    pending: Annotated[bool, typer.Option("--pending", help="Rows that wait.")] = False,
+    pending: Annotated[
+        bool, typer.Option("--pending", help="Rows that wait for their delivery.")
+    ] = False,
     inflight: Annotated[bool, typer.Option("--inflight", help="Rows being sent.")] = False,
     done: Annotated[bool, typer.Option("--done", help="Rows that were delivered.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="Rows that are dead.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Rows that failed for good.")] = False,
     aborted: Annotated[
         bool, typer.Option("--aborted", help="Rows that were dropped or replaced.")
     ] = False,
-    after: Annotated[str, typer.Option("--after", help="Begin behind this row.")] = "0",
+    after: Annotated[str, typer.Option("--after", help="List the rows after this one.")] = "0",
     limit: Annotated[int, typer.Option(help="Rows to show.", min=1, max=ROWS_MAX)] = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -268,7 +270,7 @@ def requeue(
     new_id: Annotated[
         str | None, typer.Option("--new-id", help="The id under which it is sent now.")
     ] = None,
-    auto: Annotated[bool, typer.Option("--auto", help="Make that id.")] = False,
+    auto: Annotated[bool, typer.Option("--auto", help="Make a new id for it.")] = False,
     payload: Annotated[
         Path | None,
         typer.Option(help="A file with another payload: JSON, as `inspect` shows it."),
@@ -369,7 +371,9 @@ WantedBy=default.target
 
 @app.command("install-service")
 def install_service(
-    meshes: Annotated[list[str], typer.Option("--mesh", help="A mesh to serve; several times.")],
+    meshes: Annotated[
+        list[str], typer.Option("--mesh", help="A mesh to serve; may be given several times.")
+    ],
     member: Annotated[str, typer.Option("--as", help="The member whose inbox is kept.")] = "",
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     show: Annotated[bool, typer.Option("--print", help="Print the unit, install nothing.")] = False,

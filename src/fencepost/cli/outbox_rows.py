@@ -31,15 +31,17 @@ RowId = Annotated[str, typer.Argument(metavar="ROW", help="The row, as `list` na
 
 def list_(
     database: Database = None,
-    pending: Annotated[bool, typer.Option("--pending", help="Rows that wait.")] = False,
+    pending: Annotated[
+        bool, typer.Option("--pending", help="Rows that wait for their delivery.")
+    ] = False,
     inflight: Annotated[bool, typer.Option("--inflight", help="Rows that are being sent.")] = False,
-    done: Annotated[bool, typer.Option("--done", help="Rows that the server has.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="Rows that are dead.")] = False,
+    done: Annotated[bool, typer.Option("--done", help="Rows that were delivered.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Rows that failed for good.")] = False,
     aborted: Annotated[
         bool, typer.Option("--aborted", help="Rows that were dropped or requeued.")
     ] = False,
-    mesh: Annotated[str | None, typer.Option("--mesh", help="Of this mesh only.")] = None,
-    after: Annotated[str, typer.Option("--after", help="Begin behind this row.")] = "0",
+    mesh: Annotated[str | None, typer.Option("--mesh", help="Only rows of this mesh.")] = None,
+    after: Annotated[str, typer.Option("--after", help="List the rows after this one.")] = "0",
     limit: Annotated[int, typer.Option(help="Rows to show.", min=1, max=ROWS_MAX)] = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -91,8 +93,10 @@ def inspect(row_id: RowId, database: Database = None, as_json: AsJson = False) -
 def requeue(
     row_id: RowId,
     database: Database = None,
-    auto: Annotated[bool, typer.Option("--auto", help="Under a fresh id.")] = False,
-    new_id: Annotated[str | None, typer.Option("--new-id", help="Under this id.")] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Send it under a new id that is made here.")
+    ] = False,
+    new_id: Annotated[str | None, typer.Option("--new-id", help="Send it under this id.")] = None,
     payload: Annotated[
         Path | None, typer.Option(help="A file with the send as JSON, in place of what was sent.")
     ] = None,

@@ -60,7 +60,9 @@ def folder_of(given: Path | None) -> Path:
     return given or (Path(named).expanduser() if named else default_folder() / FOLDER)
 
 
-Meshes = Annotated[list[str] | None, typer.Option("--mesh", help="A mesh to serve; several times.")]
+Meshes = Annotated[
+    list[str] | None, typer.Option("--mesh", help="A mesh to serve; may be given several times.")
+]
 Folder = Annotated[
     Path | None,
     typer.Option("--data", help=f"Folder of the outbox. Else {FOLDER_VARIABLE}."),

@@ -87,7 +87,7 @@ def relay(
     once: Annotated[bool, typer.Option("--once", help="Deliver what is due, then end.")] = False,
     sends: Annotated[int, typer.Option(help="Sends at the same time.", min=1, max=1_000)] = 32,
     per_destination: Annotated[
-        int, typer.Option(help="Of these, to one destination.", min=1, max=3)
+        int, typer.Option(help="Sends to one destination at the same time.", min=1, max=3)
     ] = 3,
     lease_seconds: Annotated[
         float,
@@ -97,7 +97,8 @@ def relay(
         float, typer.Option(help="How long a delivered row is kept.", min=0, max=8760)
     ] = 168.0,
     max_age_hours: Annotated[
-        int | None, typer.Option(help="Tries a row for so long; the mesh has a cap.", min=1)
+        int | None,
+        typer.Option(help="Hours after which a row is given up; the mesh has a cap.", min=1),
     ] = None,
     metrics_port: Annotated[
         int | None,

@@ -23,7 +23,7 @@ def react(
         int, typer.Option(help="Targets that a task handles side by side.", min=1)
     ] = 16,
     tasks: Annotated[
-        int | None, typer.Option(help="Tasks of a round. As many as run at once.", min=1)
+        int | None, typer.Option(help="Tasks of a round. Default: as many as run at once.", min=1)
     ] = None,
     events: Annotated[int, typer.Option(help="Events of a target per lease.", min=1)] = 10,
     lane: Annotated[str | None, typer.Option(help="Serve this lane alone.")] = None,
@@ -68,7 +68,8 @@ def rebuild(
         str, typer.Option(help="Database of the projections, as executors reach it.")
     ],
     parts: Annotated[
-        int | None, typer.Option(help="Parts that are built at once. As many as run.", min=1)
+        int | None,
+        typer.Option(help="Parts that are built at once. Default: as many as run.", min=1),
     ] = None,
     anew: Annotated[
         bool, typer.Option("--anew", help="Make the tables of this version anew first.")

@@ -30,10 +30,12 @@ POLL_SECONDS = 0.3
 
 Master = Annotated[
     str | None,
-    typer.Option(help="Where Spark runs, as in local[4] or spark://host:7077. All cores here."),
+    typer.Option(
+        help="Where Spark runs, as in local[4] or spark://host:7077. Default: all cores here."
+    ),
 ]
 SparkLog = Annotated[
-    Path | None, typer.Option(help="A file for what Spark logs. Else it is kept to itself.")
+    Path | None, typer.Option(help="A file for Spark's logs; without it they are dropped.")
 ]
 Pattern = Annotated[str, typer.Argument(help="Which streams: * is one segment, ** any.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]

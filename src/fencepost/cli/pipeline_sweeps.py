@@ -25,7 +25,7 @@ def reclaim(
     kind: Annotated[
         Literal["task", "tool"] | None, typer.Option(help="Only claims of this kind.")
     ] = None,
-    owner: Annotated[str, typer.Option(help="Who we are, for readers of the stream.")] = (
+    owner: Annotated[str, typer.Option(help="The owner that is written into the stream.")] = (
         "fencepost-reclaim"
     ),
     dry_run: DryRun = False,

@@ -33,18 +33,18 @@ def table(
         typer.Option(help="state: what State streams say now, by type. rows: every message."),
     ] = "state",
     format: Annotated[
-        Literal["parquet", "delta"], typer.Option(help="What the files are.")
+        Literal["parquet", "delta"], typer.Option(help="The format of the files.")
     ] = "parquet",
     types: Annotated[
         list[str] | None,
         typer.Option(
             "--type",
-            help="Of state: a type, or with its columns as in user='name string, age int'."
+            help="With state: a type, or with its columns as in user='name string, age int'."
             " May be repeated. Else all types, as JSON text.",
         ),
     ] = None,
     schema: Annotated[
-        str | None, typer.Option(help="Of rows: the columns of values, as in 'total double'.")
+        str | None, typer.Option(help="With rows: the columns of values, as in 'total double'.")
     ] = None,
     rows_per_commit: Annotated[
         int, typer.Option(help="Messages after which a commit is made.", min=1)

@@ -47,7 +47,7 @@ def ls(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """List streams.
+    """List streams. After a truncation `messages` still counts what was dropped, `bytes` does not.
 
     Examples:
 

@@ -102,7 +102,9 @@ def create(
         str | None, typer.Option(help="The stream to announce wakes in instead.")
     ] = None,
     lease_ms: Annotated[int | None, typer.Option(help="How long a worker may be silent.")] = None,
-    description: Annotated[str | None, typer.Option(help="For people.")] = None,
+    description: Annotated[
+        str | None, typer.Option(help="A description, for people who list subscriptions.")
+    ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -174,7 +176,9 @@ def remove(
 @app.command("claim")
 def claim(
     name: Id,
-    worker: Annotated[str, typer.Option("--worker", help="Who takes the work.")],
+    worker: Annotated[
+        str, typer.Option("--worker", help="The name of the worker that takes the work.")
+    ],
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -205,7 +209,9 @@ def ack(
     offset: Annotated[
         list[str] | None, typer.Option("--offset", help="STREAM=OFFSET: done up to here.")
     ] = None,
-    done: Annotated[bool, typer.Option("--done", help="End the wake.")] = False,
+    done: Annotated[
+        bool, typer.Option("--done", help="End the wake: all its work is done.")
+    ] = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
