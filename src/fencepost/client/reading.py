@@ -23,9 +23,9 @@ from fencepost.client.errors import (
     ProtocolError,
     ResponseError,
     UnavailableError,
-    error_of,
     require,
 )
+from fencepost.client.errors.answers import error_of
 from fencepost.client.http import Request, Response, redirected, target_of
 from fencepost.client.operations import is_json, media_type, stream_target
 from fencepost.client.results import Batch, LogPage

@@ -32,9 +32,9 @@ from fencepost.client.errors import (
     OpenClaimsError,
     OutcomeUnknownError,
     ResponseError,
-    error_of,
     require,
 )
+from fencepost.client.errors.answers import error_of
 from fencepost.client.http import Request, Response, check_headers, path_of, redirected
 from fencepost.client.settings import WARNED_ATTEMPT, ClientSettings, RetryWith, Value
 

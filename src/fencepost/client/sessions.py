@@ -23,8 +23,8 @@ from fencepost.client.errors import (
     ResponseError,
     SessionClosedError,
     SessionReplacedError,
-    error_of,
 )
+from fencepost.client.errors.answers import error_of
 from fencepost.client.groups import GroupEvent
 from fencepost.client.http import Response
 from fencepost.client.meshes import SendOutcome

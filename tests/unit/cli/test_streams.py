@@ -23,7 +23,7 @@ from fencepost.cli.render import (
     printable,
     sentence_of,
 )
-from fencepost.client.errors import error_of
+from fencepost.client.errors.answers import error_of
 
 URL = "http://h:1"
 

@@ -14,8 +14,8 @@ from fencepost.client.errors import (
     StaleEpochError,
     StreamClosedError,
     UnavailableError,
-    error_of,
 )
+from fencepost.client.errors.answers import error_of
 from fencepost.client.http import Request, ResponseParser, parse_url, render_head, target_of
 from fencepost.client.settings import Retries
 from fencepost.client.sse import Event, EventParser

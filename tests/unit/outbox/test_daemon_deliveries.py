@@ -13,7 +13,8 @@ import apsw
 import pytest
 
 from fencepost import clock as clock_module
-from fencepost.client.errors import ConnectionFailedError, error_of
+from fencepost.client.errors import ConnectionFailedError
+from fencepost.client.errors.answers import error_of
 from fencepost.client.meshes import SendReceipt
 from fencepost.clock import SystemClock
 from fencepost.outbox.daemon import delivering, rows

@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.client.errors import (
-    ConnectionFailedError,
-    FencepostError,
-    OutcomeUnknownError,
-    error_of,
-)
+from fencepost.client.errors import ConnectionFailedError, FencepostError, OutcomeUnknownError
+from fencepost.client.errors.answers import error_of
 from fencepost.client.meshes import SendReceipt
 from fencepost.outbox.delivery import (
     RowIds,

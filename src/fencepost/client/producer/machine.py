@@ -32,9 +32,9 @@ from fencepost.client.errors import (
     ResponseError,
     SequenceUsedError,
     UnencodableError,
-    error_of,
     require,
 )
+from fencepost.client.errors.answers import error_of
 from fencepost.client.http import Response
 from fencepost.client.operations import (
     BYTES,
