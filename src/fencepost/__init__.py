@@ -124,8 +124,8 @@ from fencepost.client.meshes import (
 )
 from fencepost.client.operations import CommitAppend, Producing, WriterBatch
 from fencepost.client.producer.aio import AsyncIdempotentProducer
+from fencepost.client.producer.batches import PendingBatch
 from fencepost.client.producer.deliveries import AsyncDelivery, Delivery
-from fencepost.client.producer.machine import PendingBatch
 from fencepost.client.producer.sync import IdempotentProducer
 from fencepost.client.results import (
     AckedItem,

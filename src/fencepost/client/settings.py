@@ -83,6 +83,32 @@ OnFailure = Callable[[FencepostError], Decided] | Callable[[FencepostError], Awa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """Bounds and timing of a producer."""
+
+    batch_bytes_max: int = 1 << 20
+    linger: float = 0.0
+    """Seconds a batch may wait for more messages."""
+    max_in_flight: int = 5
+    pending_bytes_max: int = 16 << 20
+    """Bytes that may wait to be acknowledged before `append` waits."""
+    delivery_seconds_max: float = 120.0
+    """When nothing was acknowledged for this long the producer gives up."""
+    answer_seconds_max: float = 30.0
+    """A connection that answers nothing for this long is given up."""
+    retries: Retries = field(default_factory=Retries)
+    renewable: bool = False
+    """Whether a 401 may pass when the headers are asked for again."""
+
+    def __post_init__(self) -> None:
+        require(self.max_in_flight >= 1, "max_in_flight is at least 1")
+        require(self.batch_bytes_max >= 1, "batch_bytes_max is at least 1")
+        require(self.pending_bytes_max >= 1, "pending_bytes_max is at least 1")
+        require(self.linger >= 0, "linger is not negative")
+        require(self.delivery_seconds_max > 0, "delivery_seconds_max is greater than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """Everything a client is made of that does no I/O."""
 

@@ -8,12 +8,6 @@ from fencepost.coordination.aio.claims import AsyncClaim, AsyncTaskClaims
 from fencepost.coordination.aio.executors import AsyncToolExecutor
 from fencepost.coordination.aio.overrides import AsyncOverrides
 from fencepost.coordination.aio.resources import AsyncResources
-from fencepost.coordination.rules.claims import (
-    ClaimLostError,
-    ClaimNotWonError,
-    Found,
-    TaskState,
-)
 from fencepost.coordination.rules.entries import Skipped
 from fencepost.coordination.rules.executors import ToolCall
 from fencepost.coordination.rules.resources import (
@@ -26,6 +20,7 @@ from fencepost.coordination.rules.resources import (
     UpdateAbortedError,
     UpdateContendedError,
 )
+from fencepost.coordination.rules.tasks import ClaimLostError, ClaimNotWonError, Found, TaskState
 from fencepost.coordination.sync.claims import Claim, TaskClaims
 from fencepost.coordination.sync.executors import ToolExecutor
 from fencepost.coordination.sync.overrides import Overrides

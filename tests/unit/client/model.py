@@ -14,8 +14,9 @@ import msgspec
 
 from fencepost.client.errors import ConnectionFailedError
 from fencepost.client.http import Response
-from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
-from fencepost.client.settings import Retries
+from fencepost.client.producer.batches import PendingBatch
+from fencepost.client.producer.machine import Machine
+from fencepost.client.settings import ProducerSettings, Retries
 from fencepost.http.messages import Response as ServerResponse
 from fencepost.protocol.appends import (
     Append,

@@ -15,8 +15,9 @@ from fencepost.client.errors import (
     StreamClosedError,
 )
 from fencepost.client.http import Response
-from fencepost.client.producer.machine import BATCH_MESSAGES_MAX, PendingBatch, ProducerSettings
-from fencepost.client.settings import Retries
+from fencepost.client.producer.batches import PendingBatch
+from fencepost.client.producer.machine import BATCH_MESSAGES_MAX
+from fencepost.client.settings import ProducerSettings, Retries
 from tests.unit.client.model import ModelServer, Session, Wired, unavailable
 
 ONE_EACH = ProducerSettings(batch_bytes_max=1, retries=Retries(delay_seconds_max=1.0))

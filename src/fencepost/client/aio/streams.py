@@ -21,11 +21,10 @@ from fencepost.client.errors import (
 )
 from fencepost.client.operations import Condition, Creation, Producing
 from fencepost.client.producer.aio import AsyncIdempotentProducer
-from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import OnAck, OnError
 from fencepost.client.reading import Follower, Live, Reader
 from fencepost.client.results import Appended, Head
-from fencepost.client.settings import JSON, ClientSettings, Value
+from fencepost.client.settings import JSON, ClientSettings, ProducerSettings, Value
 
 T = TypeVar("T")
 

@@ -23,7 +23,6 @@ from fencepost.client.errors import (
 )
 from fencepost.client.http import ResponseParser
 from fencepost.client.producer.deliveries import AsyncDelivery
-from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import (
     OPEN,
     POLL_SECONDS,
@@ -33,7 +32,7 @@ from fencepost.client.producer.session import (
     OnError,
     Session,
 )
-from fencepost.client.settings import ClientSettings
+from fencepost.client.settings import ClientSettings, ProducerSettings
 from fencepost.client.wires import async_target, unreachable
 
 YIELD_MESSAGES = 256

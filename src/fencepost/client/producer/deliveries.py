@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from fencepost.client.errors import RequestTimeoutError
-from fencepost.client.producer.machine import PendingBatch
+from fencepost.client.producer.batches import PendingBatch
 from fencepost.client.results import Receipt
 
 

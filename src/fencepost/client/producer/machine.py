@@ -16,10 +16,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
-
-import msgspec
 
 from fencepost.client.errors import (
     ConnectionFailedError,
@@ -31,21 +28,15 @@ from fencepost.client.errors import (
     ProtocolError,
     ResponseError,
     SequenceUsedError,
-    UnencodableError,
     require,
 )
 from fencepost.client.errors.answers import error_of
 from fencepost.client.http import Response
-from fencepost.client.operations import (
-    BYTES,
-    BYTES_REFUSED,
-    ENCODING_FAILURES,
-    encode_bytes,
-    is_about_type,
-)
+from fencepost.client.operations import is_about_type
+from fencepost.client.producer.batches import PendingBatch
 from fencepost.client.results import Receipt
 from fencepost.client.retry import REPEATED, retry_after
-from fencepost.client.settings import WARNED_ATTEMPT, Retries
+from fencepost.client.settings import WARNED_ATTEMPT, ProducerSettings
 
 log = logging.getLogger(__name__)
 
@@ -57,173 +48,6 @@ EPOCH_RACES_MAX = 8
 """How often opening an epoch may be overtaken by another producer before it is an error."""
 SEQ_MAX = 2**53 - 1
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerSettings:
-    """Bounds and timing of a producer."""
-
-    batch_bytes_max: int = 1 << 20
-    linger: float = 0.0
-    """Seconds a batch may wait for more messages."""
-    max_in_flight: int = 5
-    pending_bytes_max: int = 16 << 20
-    """Bytes that may wait to be acknowledged before `append` waits."""
-    delivery_seconds_max: float = 120.0
-    """When nothing was acknowledged for this long the producer gives up."""
-    answer_seconds_max: float = 30.0
-    """A connection that answers nothing for this long is given up."""
-    retries: Retries = field(default_factory=Retries)
-    renewable: bool = False
-    """Whether a 401 may pass when the headers are asked for again."""
-
-    def __post_init__(self) -> None:
-        require(self.max_in_flight >= 1, "max_in_flight is at least 1")
-        require(self.batch_bytes_max >= 1, "batch_bytes_max is at least 1")
-        require(self.pending_bytes_max >= 1, "pending_bytes_max is at least 1")
-        require(self.linger >= 0, "linger is not negative")
-        require(self.delivery_seconds_max > 0, "delivery_seconds_max is greater than 0")
-
-
-class PendingBatch:
-    """Messages that travel together, from the first `append` to their settlement."""
-
-    __slots__ = (
-        "_buffer",
-        "_ends",
-        "_json",
-        "_originals",
-        "begun",
-        "closes",
-        "count",
-        "epoch",
-        "error",
-        "key",
-        "maybe_stored",
-        "receipt",
-        "renewals",
-        "seq",
-        "transmissions",
-        "weight",
-    )
-
-    def __init__(self, *, json: bool, now: float, known: bool = True) -> None:
-        self._json = json
-        # Texts and bytes as they were given, as long as the stream may turn out not to be JSON.
-        self._originals: list[str | bytes] | None = None if known else []
-        self._buffer = bytearray(b"[" if json else b"")
-        self._ends: list[int] = []
-        self.begun = now
-        self.count = 0
-        self.closes = False
-        """Whether the stream is closed with this batch, which may be empty then."""
-        self.weight = 0
-        self.epoch: int | None = None
-        self.seq: int | None = None
-        self.key: str | None = None
-        self.transmissions = 0
-        self.renewals = 0
-        self.receipt: Receipt | None = None
-        self.error: Exception | None = None
-        self.maybe_stored = False
-        """After an error: whether the server may hold it all the same."""
-
-    def add(self, data: Any) -> int:
-        """Put a message in, and say by how many bytes the batch grew."""
-        buffer = self._buffer
-        before = len(buffer)
-        if self._json:
-            if self._originals is None and isinstance(data, BYTES):
-                raise UnencodableError(BYTES_REFUSED)
-            try:
-                _ENCODER.encode_into(data, buffer, before)
-            except BaseException as error:
-                del buffer[before:]
-                if isinstance(error, ENCODING_FAILURES):
-                    raise UnencodableError(f"this cannot be stored as JSON: {error}") from error
-                raise
-            buffer += b","
-            if self._originals is not None:
-                self._keep(data)
-        else:
-            encoded = encode_bytes(data)
-            if not encoded:
-                raise UnencodableError("an empty message cannot be stored")
-            buffer += encoded
-            self._ends.append(len(buffer))
-        self.count += 1
-        grown = len(buffer) - before
-        self.weight += grown
-        return grown
-
-    def _keep(self, data: Any) -> None:
-        assert self._originals is not None
-        if isinstance(data, str | bytes):
-            self._originals.append(data)
-        elif isinstance(data, bytearray | memoryview):
-            self._originals.append(bytes(data))
-        else:
-            self._originals = None  # only a JSON stream can hold it
-
-    @property
-    def retypable(self) -> bool:
-        """Whether the messages could be those of a stream that is not JSON."""
-        return self._originals is not None
-
-    @property
-    def holds_bytes(self) -> bool:
-        """Whether bytes are among them, which a stream of JSON must not get."""
-        return any(isinstance(data, bytes) for data in self._originals or ())
-
-    def retype(self) -> bool:
-        """Encode the messages for a stream that is not JSON; false if they cannot be."""
-        originals, self._originals = self._originals, None
-        if not self._json or originals is None or not all(originals):
-            return not self._json
-        self._json = False
-        self._buffer = bytearray()
-        self.count = self.weight = 0
-        for data in originals:
-            self.add(data)
-        return True
-
-    @property
-    def size(self) -> int:
-        return len(self._buffer)
-
-    @property
-    def body(self) -> bytes:
-        """What goes on the wire."""
-        if not self._json or not self.count:
-            return bytes(self._buffer) if self.count else b""
-        return b"".join((memoryview(self._buffer)[:-1], b"]"))
-
-    @property
-    def messages(self) -> list[Any]:
-        """The data as it was appended: JSON values as they will be read, or bytes."""
-        if self._json:
-            if not self.count:
-                return []
-            decoded: list[Any] = msgspec.json.decode(self.body)
-            return decoded
-        starts = [0, *self._ends]
-        return [
-            bytes(self._buffer[start:end]) for start, end in zip(starts, self._ends, strict=False)
-        ]
-
-    @property
-    def settled(self) -> bool:
-        """Whether it is known what became of it."""
-        return self.receipt is not None or self.error is not None
-
-    def result(self) -> Receipt:
-        """The receipt of a settled batch; raises its error."""
-        if self.error is not None:
-            raise self.error
-        assert self.receipt is not None, "the batch is not settled yet"
-        return self.receipt
-
-
-_ENCODER = msgspec.json.Encoder()
 B = TypeVar("B", bound=PendingBatch)
 
 

@@ -27,10 +27,11 @@ from fencepost.client.errors import (
 )
 from fencepost.client.http import Request, path_of, render_head
 from fencepost.client.operations import BYTES_REFUSED, is_json, new_key, stream_target
-from fencepost.client.producer.machine import Machine, PendingBatch, ProducerSettings
+from fencepost.client.producer.batches import PendingBatch
+from fencepost.client.producer.machine import Machine
 from fencepost.client.results import Receipt
 from fencepost.client.retry import REPEATED, Kind, dressed, exchange
-from fencepost.client.settings import JSON, ClientSettings
+from fencepost.client.settings import JSON, ClientSettings, ProducerSettings
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from fencepost.client.errors import (
 )
 from fencepost.client.http import ResponseParser
 from fencepost.client.producer.deliveries import Delivery
-from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import (
     OPEN,
     POLL_SECONDS,
@@ -36,7 +35,7 @@ from fencepost.client.producer.session import (
     OnError,
     Session,
 )
-from fencepost.client.settings import ClientSettings
+from fencepost.client.settings import ClientSettings, ProducerSettings
 from fencepost.client.sync.connections import Driver
 from fencepost.client.wires import READ_BYTES, dial, ready
 

@@ -19,12 +19,11 @@ from fencepost.client.errors import (
     StreamSeqError,
 )
 from fencepost.client.operations import Condition, Creation, Producing
-from fencepost.client.producer.machine import ProducerSettings
 from fencepost.client.producer.session import OnAck, OnError
 from fencepost.client.producer.sync import IdempotentProducer
 from fencepost.client.reading import Follower, Live, Reader
 from fencepost.client.results import Appended, Head
-from fencepost.client.settings import JSON, ClientSettings, Value
+from fencepost.client.settings import JSON, ClientSettings, ProducerSettings, Value
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.readings import Reading
 

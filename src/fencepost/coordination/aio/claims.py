@@ -34,11 +34,13 @@ from fencepost.coordination.rules.claims import (
     POLL_SECONDS,
     RECLAIM_SECONDS,
     Claiming,
+    Kind,
+)
+from fencepost.coordination.rules.tasks import (
     ClaimLostError,
     ClaimNotWonError,
     Found,
     Held,
-    Kind,
     Outcome,
     TaskState,
     restored,

@@ -25,7 +25,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -34,7 +33,6 @@ from fencepost.client import state
 from fencepost.client.effects import Operation
 from fencepost.client.errors import (
     EpochGuardedError,
-    FencepostError,
     InvalidArgumentError,
     ResponseError,
 )
@@ -43,9 +41,7 @@ from fencepost.client.settings import ClientSettings
 from fencepost.coordination.rules.checks import check_seconds
 from fencepost.coordination.rules.entries import (
     Entries,
-    Entry,
     Move,
-    Skipped,
     Verdict,
     attempt,
     instant,
@@ -54,115 +50,28 @@ from fencepost.coordination.rules.entries import (
     server_now_ms,
 )
 from fencepost.coordination.rules.ids import check_name, claim_id
+from fencepost.coordination.rules.tasks import (
+    HELD,
+    RACES_MAX,
+    ClaimLostError,
+    ClaimValue,
+    Found,
+    Held,
+    Status,
+    TaskState,
+    accepted,
+    change_of,
+    task_state,
+)
 
 Kind = Literal["task", "tool"]
 KINDS: tuple[Kind, ...] = ("task", "tool")
-Status = Literal["available", "claimed", "heartbeat", "released", "completed"]
-HELD: frozenset[Status] = frozenset(("claimed", "heartbeat"))
-FREE: frozenset[Status] = frozenset(("available", "released"))
 CLAIM_SECONDS = 30.0
 """How long a holder may be silent before `claim_with_timeout` takes its task over."""
 RECLAIM_SECONDS = 60.0
 """How long a holder may be silent before `reclaim_stale` makes its task available."""
 POLL_SECONDS = 1.0
 """How often a worker that has nothing to do looks for tasks."""
-RACES_MAX = 16
-"""Races for one task that one call goes into before it says that others are faster."""
-
-
-class ClaimLostError(FencepostError):
-    """The task is no longer yours: another actor took it over, or you gave it up.
-
-    Stop working on it. Nothing of the move was stored.
-    """
-
-
-class ClaimNotWonError(FencepostError):
-    """The task is not yours to work on: `found` says who holds it, or that it is completed."""
-
-    def __init__(self, found: Found) -> None:
-        super().__init__(str(found))
-        self.found = found
-
-
-class TaskState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task is: its newest move."""
-
-    task: str
-    status: Status
-    owner: str
-    """Who made the move; of `available`, who offered or reclaimed it."""
-    epoch: int
-    version: int
-    updated: datetime
-    """When the server stored it."""
-    since: datetime
-    """When its holder claimed it; of a task that is free, when it became free."""
-    previous_owner: str | None = None
-    """From whom it was taken with this move."""
-    reason: str | None = None
-    result: Any = None
-    """What its holder completed it with."""
-
-    @property
-    def is_held(self) -> bool:
-        return self.status in HELD
-
-    @property
-    def is_free(self) -> bool:
-        """Whether anyone may claim it at once."""
-        return self.status in FREE
-
-
-class Held(msgspec.Struct):
-    """A task that is ours: where its claim stands, for the next move to go on from."""
-
-    task: str
-    owner: str
-    epoch: int
-    version: int
-    status: Status
-    last: bytes
-    """The newest move that was accepted, as it was sent."""
-    pending: tuple[Status, bytes] | None = None
-    """A move whose answer is not known; it is sent again before any other."""
-
-
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt to claim found instead of a task that was free."""
-
-    task: str
-    outcome: Literal["held", "completed", "mine", "unreadable", "contended"]
-    owner: str | None = None
-    since: datetime | None = None
-    skipped: Skipped | None = None
-
-    def __str__(self) -> str:
-        match self.outcome:
-            case "held":
-                return f"{self.task} is held by {self.owner} since {self.since}"
-            case "completed":
-                return f"{self.task} was completed by {self.owner}"
-            case "mine":
-                return f"{self.task} is yours already: this actor claimed it and has not ended it"
-            case "contended":
-                return f"{self.task}: others were faster {RACES_MAX} times"
-            case "unreadable":
-                return (
-                    f"the claim of {self.task} cannot be read ({self.skipped}):"
-                    " Overrides.free takes the task from it"
-                )
-
-
-Outcome = Literal["won", "held", "completed", "mine", "unreadable", "contended"]
-
-
-class _Value(msgspec.Struct, frozen=True):
-    owner: str
-    status: Status
-    previous_owner: str | None = None
-    reason: str | None = None
-    result: Any = None
 
 
 class _Tasks:
@@ -197,7 +106,7 @@ class _Tasks:
         said = {name: value.get(other, value.get(name)) for name, other in _THEIRS.items()}
         given = {name: one for name, one in {**value, **said}.items() if one is not None}
         try:
-            msgspec.convert(given, _Value)
+            msgspec.convert(given, ClaimValue)
         except msgspec.ValidationError as error:
             return f"it does not say who claimed it: {error}"
         headers = state.ChangeHeaders(operation="update")
@@ -321,7 +230,7 @@ class Claiming:
         except ClaimLostError:
             return False
         producer = self._producer(claim.task, claim.epoch, claim.version)
-        again = Move(producer, claim.last, msgspec.json.decode(claim.last, type=_ONE)[0])
+        again = Move(producer, claim.last, change_of(claim.last))
         return claim.status in HELD and (yield from make(self.settings, self._path, again))
 
     def heartbeat(self, claim: Held, seconds_max: float | None = None) -> Operation[None]:
@@ -382,7 +291,7 @@ class Claiming:
         while claim.pending is not None:
             yield from self._settle(claim, settings)
         if claim.status == status and status not in HELD:
-            if result is not None and _value_of(claim.last).get("result") != _as_read(result):
+            if result is not None and change_of(claim.last).value.get("result") != _as_read(result):
                 raise ClaimLostError(
                     f"the claim of {claim.task} has ended: it is completed with another result"
                 )
@@ -401,7 +310,7 @@ class Claiming:
             return
         status, body = pending
         producer = self._producer(claim.task, claim.epoch, claim.version + 1)
-        move = Move(producer, body, msgspec.json.decode(body, type=_ONE)[0])
+        move = Move(producer, body, change_of(body))
         end: Literal["released", "completed"] | None = None
         if status in ("released", "completed"):
             end = status
@@ -423,7 +332,7 @@ class Claiming:
     def known(self, task: str) -> TaskState | None:
         """Where a task was when the stream was last read; None when it was not known."""
         entry = self._entries.get(task)
-        return None if entry is None else _shown(entry)
+        return None if entry is None else task_state(entry)
 
     def get(self, task: str) -> Operation[TaskState | None]:
         yield from self.refresh()
@@ -448,7 +357,7 @@ class Claiming:
         """The tasks that become free next, waiting for them as long as it takes."""
         self._entries.stopped = stopped
         while not stopped():
-            shown = [_shown(entry) for entry in (yield from self._entries.next())]
+            shown = [task_state(entry) for entry in (yield from self._entries.next())]
             if free := [one for one in shown if one.is_free]:
                 return free
         return []
@@ -527,7 +436,9 @@ class Claiming:
 
     def _readable(self) -> Iterator[TaskState]:
         """The tasks whose newest message can be read."""
-        return (_shown(entry) for entry in self._entries.all() if not self._hides(entry.change.key))
+        return (
+            task_state(entry) for entry in self._entries.all() if not self._hides(entry.change.key)
+        )
 
     @staticmethod
     def _is_stale(held: TaskState, now_ms: int, timeout: float) -> bool:
@@ -561,45 +472,6 @@ class Claiming:
         return Producing(claim_id(self._kind, task), epoch, version)
 
 
-_ONE = list[state.Change]
-
-
-def restored(saved: bytes) -> Held:
-    """The claim that `save` gave."""
-    try:
-        return msgspec.json.decode(saved, type=Held)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise InvalidArgumentError(f"this is no claim that `save` gave: {error}") from None
-
-
-def _value_of(move: bytes) -> dict[str, Any]:
-    value: dict[str, Any] = msgspec.json.decode(move, type=_ONE)[0].value
-    return value
-
-
 def _as_read(value: Any) -> Any:
     """A JSON value as its readers get it: encoded, then decoded."""
     return msgspec.json.decode(encode_json(value))
-
-
-def accepted(claim: Held) -> None:
-    """The pending move of a claim was stored: the only place that moves a claim on."""
-    assert claim.pending is not None
-    (claim.status, claim.last), claim.pending = claim.pending, None
-    claim.version += 1
-
-
-def _shown(entry: Entry) -> TaskState:
-    value = msgspec.convert(entry.value, _Value)
-    return TaskState(
-        task=entry.change.key,
-        status=value.status,
-        owner=value.owner,
-        epoch=entry.epoch,
-        version=entry.version,
-        updated=instant(entry.updated_ms),
-        since=instant(entry.since_ms),
-        previous_owner=value.previous_owner,
-        reason=value.reason,
-        result=value.result,
-    )

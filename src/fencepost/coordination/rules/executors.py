@@ -25,8 +25,9 @@ from fencepost.client.operations import CommitAppend
 from fencepost.client.reading import START, Follower, Reader
 from fencepost.client.results import Batch
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.rules.claims import Claiming, ClaimLostError, Found, Held
+from fencepost.coordination.rules.claims import Claiming
 from fencepost.coordination.rules.entries import LOST
+from fencepost.coordination.rules.tasks import ClaimLostError, Found, Held
 
 CALL = "tool_call"
 RESULT = "tool_result"

@@ -26,9 +26,10 @@ from fencepost.client.errors import (
 )
 from fencepost.client.operations import CommitAppend
 from fencepost.client.settings import ClientSettings
-from fencepost.coordination.rules.claims import RACES_MAX, Claiming, Kind
+from fencepost.coordination.rules.claims import Claiming, Kind
 from fencepost.coordination.rules.entries import Move, make
 from fencepost.coordination.rules.resources import Resourcing, Row, UpdateContendedError
+from fencepost.coordination.rules.tasks import RACES_MAX
 
 Value = dict[str, Any]
 
