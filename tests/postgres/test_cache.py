@@ -24,7 +24,7 @@ from fencepost.store.postgres.cache import PRODUCERS_MAX, Changes, Seen, lists_a
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.write.decider import Decider
-from fencepost.store.write.ledger import LedgerGroup
+from fencepost.store.write.ledger_group import LedgerGroup
 from fencepost.testing.clock import SimClock
 from fencepost.testing.postgres import shared_server
 from tests.contract.subject import append

@@ -14,7 +14,8 @@ from fencepost.store.records import REMOVED
 from fencepost.store.sql import SchemaTooNewError
 from fencepost.store.sqlite.connection import LedgerWriter, SqliteConnection, connect
 from fencepost.store.sqlite.migrate import migrate
-from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.write.ledger import Ledger
+from fencepost.store.write.ledger_group import Entry, LedgerGroup
 from fencepost.store.write.loader import DiskLoader
 
 STREAMS_MAX = 8

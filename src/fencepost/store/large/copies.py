@@ -17,7 +17,8 @@ from fencepost.protocol.streams import Stream
 from fencepost.store import records
 from fencepost.store.sql import Connection, Row
 from fencepost.store.write.behind import Behind
-from fencepost.store.write.ledger import Ledger, LedgerGroup
+from fencepost.store.write.ledger import Ledger
+from fencepost.store.write.ledger_group import LedgerGroup
 from fencepost.store.write.loader import DiskLoader, Loader
 from fencepost.store.write.staging import ChunkRow, StagedPart
 

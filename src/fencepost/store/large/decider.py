@@ -50,11 +50,13 @@ from fencepost.store.large.copies import CommitCopy, Numbers, SnapshotLoader
 from fencepost.store.large.slices import CERTAIN, slice_of
 from fencepost.store.sql import Connection
 from fencepost.store.write.behind import Behind
-from fencepost.store.write.decider import Counts, Decider
+from fencepost.store.write.decider import Decider
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.keys import COMMITS
-from fencepost.store.write.ledger import Ledger, LedgerGroup
+from fencepost.store.write.ledger import Ledger
+from fencepost.store.write.ledger_group import LedgerGroup
 from fencepost.store.write.loader import Loader
+from fencepost.store.write.stream_decider import Counts
 
 Try = tuple[Append, Producer | None, AppendOutcome]
 """An append as it was decided, and its producer before."""

@@ -22,7 +22,8 @@ from fencepost.store.contract import Published, Watcher
 from fencepost.store.large.copies import streams_at
 from fencepost.store.records import producer_columns
 from fencepost.store.sql import Connection, Row
-from fencepost.store.write.ledger import LedgerGroup, view_of
+from fencepost.store.write.ledger import view_of
+from fencepost.store.write.ledger_group import LedgerGroup
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ from fencepost.store.write.books import BooksRows
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.groups import GroupRows
 from fencepost.store.write.keys import KeyPlace
-from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.write.ledger import Ledger
+from fencepost.store.write.ledger_group import Entry, LedgerGroup
 from fencepost.store.write.loader import DiskLoader
 from fencepost.store.write.staging import ChunkRow, StagedPart
 

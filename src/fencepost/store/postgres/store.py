@@ -55,7 +55,8 @@ from fencepost.store.postgres.turns import Turns
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.front import Touched, WriteFront
-from fencepost.store.write.ledger import LedgerGroup, view_of
+from fencepost.store.write.ledger import view_of
+from fencepost.store.write.ledger_group import LedgerGroup
 from fencepost.store.write.writers import find_committed
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from fencepost.store.records import producer_columns
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import Row
 from fencepost.store.write.decider import Decider
-from fencepost.store.write.ledger import LedgerGroup
+from fencepost.store.write.ledger_group import LedgerGroup
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from fencepost.store.records import producer_columns
 from fencepost.store.sql import Row, Values, load_store_queries
 from fencepost.store.write.behind import Behind, Piece, Place
 from fencepost.store.write.group_commit import DiskFullError
-from fencepost.store.write.ledger import Carried, LedgerGroup
+from fencepost.store.write.ledger_group import Carried, LedgerGroup
 
 log = logging.getLogger(__name__)
 

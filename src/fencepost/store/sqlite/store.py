@@ -58,7 +58,7 @@ from fencepost.store.sqlite.migrate import migrate
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.front import Touched, WriteFront
 from fencepost.store.write.group_commit import GroupCommit
-from fencepost.store.write.ledger import LedgerGroup
+from fencepost.store.write.ledger_group import LedgerGroup
 from fencepost.store.write.loader import DiskLoader
 from fencepost.store.write.writers import find_committed
 

@@ -17,7 +17,7 @@ from fencepost.store import records
 from fencepost.store.contract import Failure, LiveStream, Published, StreamInfo, Watcher
 from fencepost.store.sql import Row
 from fencepost.store.sqlite.store import SqliteStore
-from fencepost.store.write.ledger import LedgerGroup
+from fencepost.store.write.ledger_group import LedgerGroup
 
 ROW_BYTES = 128
 """What a row of ours weighs in a commit, roughly."""

@@ -23,7 +23,7 @@ from fencepost.protocol.claims import (
 from fencepost.protocol.rates import NEW, TooFast, decide_append_pace, ended
 from fencepost.protocol.streams import CLAIMED, Producer
 from fencepost.store.sql import Connection
-from fencepost.store.write.ledger import Entry
+from fencepost.store.write.ledger_group import Entry
 
 STANDINGS_MAX = 4096
 """Principals that are kept in mind although they have no open claims."""

@@ -1,32 +1,20 @@
 """The decider: it applies the rules of `protocol` to each write request and the current state.
 
 Each method decides one request at once and puts what the request changes into the open group. The
-store that owns the decider makes the group durable, and answers after that.
+store that owns the decider makes the group durable, and answers after that. Here are commits, what
+is staged for them, and the writers that publish batches by them; `stream_decider.py` has what is
+about one stream, `group_decider.py` and `mesh_decider.py` the rest.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from fencepost.protocol.acks import AckDecision, acked_items
 from fencepost.protocol.appends import (
-    AlreadyClosed,
-    Append,
-    Appended,
-    AppendOutcome,
-    Conditions,
-    Duplicate,
-    KeyDisagrees,
     KeyRecord,
-    KeyReused,
-    OtherContent,
-    Replayed,
-    StaleEpoch,
-    decide_append,
 )
-from fencepost.protocol.claims import AuditEvent, EpochGuarded, NotHolder
 from fencepost.protocol.commits import (
     Commit,
     CommitDuplicate,
@@ -46,27 +34,15 @@ from fencepost.protocol.commits import (
     describe_commit,
     owner_of,
 )
-from fencepost.protocol.creates import (
-    Create,
-    Created,
-    CreateOutcome,
-    ForkPoint,
-    decide_create,
-)
-from fencepost.protocol.groups import LimitExceeded
-from fencepost.protocol.leases import GroupGone, LeaseLost, LeaseRef
-from fencepost.protocol.offsets import START, Offset
+from fencepost.protocol.leases import LeaseRef
+from fencepost.protocol.offsets import START
 from fencepost.protocol.rates import TooFast
-from fencepost.protocol.retention import BeyondTail, Cut, Uncut, decide_truncation
 from fencepost.protocol.shares import (
     KEYS,
     PARTS,
     STAGED_BYTES,
-    STREAMS,
     WRITERS,
-    append_takes,
 )
-from fencepost.protocol.streams import Producer, Stream
 from fencepost.protocol.writers import (
     BatchDone,
     BatchRefusal,
@@ -83,87 +59,20 @@ from fencepost.protocol.writers import (
     decide_writer_open,
 )
 from fencepost.store.contract import (
-    BadOffset,
     ChunkConflict,
-    ClaimCounts,
-    Counters,
-    Deleted,
-    Missing,
     PartClosed,
-    SoftDeleted,
     Staged,
     StageOutcome,
     TooManyParts,
     Upload,
-    Watcher,
 )
-from fencepost.store.large.locks import Holds
-from fencepost.store.read.chunks import fork_point, is_place
-from fencepost.store.read.log_selection import head_of
-from fencepost.store.records import CLOSED, EXPIRED, REMOVED
 from fencepost.store.settings import StoreSettings
 from fencepost.store.sql import Connection
-from fencepost.store.write.claims import Claims
 from fencepost.store.write.drafts import Draft
-from fencepost.store.write.group_decider import GroupDecider
 from fencepost.store.write.keys import COMMITS
-from fencepost.store.write.ledger import NO_PRODUCER, Entry, Ledger, LedgerGroup
-from fencepost.store.write.loader import DiskLoader, Loader
+from fencepost.store.write.loader import Loader
 from fencepost.store.write.mesh_decider import MeshDecider
-
-log = logging.getLogger(__name__)
-
-
-STORED_BEFORE = (
-    Duplicate,
-    Replayed,
-    KeyReused,
-    KeyDisagrees,
-    StaleEpoch,
-    OtherContent,
-    AlreadyClosed,
-)
-"""What comes of an append that speaks of an earlier one: no limit on a rate refuses it."""
-
-
-class Counts:
-    """What was accepted since the start, for the metrics."""
-
-    __slots__ = ("appends", "bytes", "duplicates", "messages", "mismatches", "raises", "replays")
-
-    def __init__(self) -> None:
-        self.appends = self.messages = self.bytes = self.duplicates = 0
-        self.replays = self.mismatches = self.raises = 0
-
-    def add(self, request: Append) -> None:
-        self.appends += 1
-        if request.batch is not None:
-            self.messages += request.batch.messages
-            self.bytes += request.batch.size
-
-    def add_raise(self, request: Append, before: Producer | None) -> None:
-        """Count an accepted append that raises the epoch of its producer id, and say so in the log.
-
-        With principals the audit stream tells it, and the log need not.
-        """
-        claim = request.producer
-        if claim is None or before is None or claim.epoch == before.epoch:
-            return
-        self.raises += 1
-        if request.actor is None:
-            log.info(
-                "the epoch of producer %r in stream %r was raised from %d to %d",
-                claim.id,
-                request.path,
-                before.epoch,
-                claim.epoch,
-            )
-
-    def add_all(self, others: Counts) -> None:
-        self.appends += others.appends
-        self.messages += others.messages
-        self.bytes += others.bytes
-        self.raises += others.raises
+from fencepost.store.write.stream_decider import STORED_BEFORE, StreamDecider
 
 
 class Admitted(NamedTuple):
@@ -172,7 +81,7 @@ class Admitted(NamedTuple):
     writer: NextBatch | None
 
 
-class Decider:
+class Decider(StreamDecider):
     """The decisions of one store, on its ledger."""
 
     def __init__(
@@ -184,159 +93,10 @@ class Decider:
         loader: Loader | None = None,
         exact_deadlines: bool = False,
     ) -> None:
-        self.settings = settings
-        self._connection = connection
-        self._now_ms = now_ms
-        self.ledger = Ledger(
-            loader or DiskLoader(connection),
-            streams_max=settings.streams_cached_max,
-            producers_max=settings.producers_cached_max,
-            key_retention_ms=settings.key_retention_s * 1000 or None,
-            writer_history_max=settings.writer_history_max,
-            shares=settings.shares,
-            exact_deadlines=exact_deadlines,
-        )
-        self.claims = Claims(connection)
-        self.groups = GroupDecider(
-            self.ledger,
-            settings.groups,
-            tick=self.tick,
-            open_group=lambda: self.group,
-            head=lambda: head_of(connection),
-            audit=self._note,
+        super().__init__(
+            connection, settings, now_ms, loader=loader, exact_deadlines=exact_deadlines
         )
         self.meshes = MeshDecider(self, settings.mesh)
-        self.counts = Counts()
-        self.watchers: list[Watcher] = []
-        self.holds = Holds()
-        """What a large commit has hold of: nothing of it may be decided apart from that."""
-        self.ledger.usage.is_settled = lambda: self.holds.held is None
-        self.group: LedgerGroup
-        """The open group, which the store opens: what is decided next joins it."""
-
-    def _note(self, event: AuditEvent) -> None:
-        if self.claims.auditor is not None:
-            self.claims.auditor(event)
-
-    def new_group(self) -> LedgerGroup:
-        """Open another group."""
-        self.group = self.ledger.new_group()
-        return self.group
-
-    def counters(self) -> Counters:
-        """What was counted so far."""
-        counts, ledger, claims = self.counts, self.ledger, self.claims
-        now_ms = ledger.last_ms
-        return Counters(
-            appends=counts.appends,
-            messages=counts.messages,
-            bytes=counts.bytes,
-            duplicates=counts.duplicates,
-            replays=counts.replays,
-            mismatches=counts.mismatches,
-            epochs_raised=counts.raises,
-            appends_too_fast=claims.refused,
-            past_shares=ledger.usage.refused,
-            streams_cached=ledger.cached_count,
-            next_position=ledger.next_position,
-            claims=tuple(
-                ClaimCounts(name, standing.open_claims, standing.abandon_ratio(now_ms))
-                # A copy, because a writer thread may be deciding meanwhile.
-                for name, standing in list(claims.noted.items())
-            ),
-        )
-
-    def reset(self) -> None:
-        """Forget everything that is not on disk."""
-        self.ledger.reset()
-        self.claims.reset()
-        for watcher in self.watchers:
-            watcher.reset()
-
-    def append(self, request: Append) -> AppendOutcome | Missing | SoftDeleted:
-        """Add a batch, close, or both."""
-        now_ms = self.tick()
-        entry = self.alive(request.path, now_ms)
-        conditions = request.conditions
-        if entry is None and conditions is not None and conditions.makes is not None:
-            return self._append_to_new(request, conditions.makes, now_ms)
-        if entry is None or entry.stream.soft_deleted:
-            return Missing() if entry is None else SoftDeleted()
-        claim = request.producer
-        producer = None if claim is None else self.ledger.find_producer(entry, claim.id)
-        key = None
-        if conditions is not None and conditions.key is not None:
-            actor = request.actor
-            owner = "" if actor is None else actor.name
-            key = self.ledger.find_key((entry.stream.id, owner, conditions.key))
-        outcome = decide_append(
-            entry.stream,
-            producer,
-            request,
-            key=key,
-            lost=None if conditions is None else self._lost(conditions),
-            position=self.ledger.next_position,
-            now_ms=now_ms,
-        )
-        if request.actor is not None:
-            # A retry of what is stored is answered however fast it comes, and costs nothing.
-            if not isinstance(outcome, STORED_BEFORE):
-                outcome = self.claims.pace(request.actor, now_ms) or outcome
-            takes = append_takes(request, producer, outcome)
-            if takes:
-                outcome = self.ledger.usage.refuse(request.actor.name, takes) or outcome
-            outcome = self.claims.settle(request, producer, outcome, now_ms)
-            if takes and isinstance(outcome, Appended):
-                self.ledger.usage.add(self.group, request.actor.name, takes)
-        if isinstance(outcome, Appended):
-            self.ledger.apply(self.group, entry, request, outcome, now_ms)
-            self.counts.add(request)
-            if producer is not None:
-                self.counts.add_raise(request, producer)
-        elif not isinstance(outcome, NotHolder | EpochGuarded | TooFast | LimitExceeded):
-            self.counts.duplicates += isinstance(outcome, Duplicate | Replayed)
-            if self.ledger.slide(entry, now_ms):
-                self.ledger.touch(self.group, entry)
-        if request.actor is not None:
-            self.claims.tell(request, producer, outcome, now_ms)
-        return outcome
-
-    def _append_to_new(self, request: Append, content_type: str, now_ms: int) -> AppendOutcome:
-        """An append that makes its stream, if it is accepted."""
-        too_fast = self.claims.pace(request.actor, now_ms)
-        if too_fast is not None:
-            return too_fast
-        stream = Stream(
-            self.ledger.next_stream,
-            request.path,
-            content_type,
-            created_ms=now_ms,
-            owner=request.principal,
-        )
-        position = self.ledger.next_position
-        lost = None if request.conditions is None else self._lost(request.conditions)
-        outcome = decide_append(stream, None, request, lost=lost, position=position, now_ms=now_ms)
-        usage, takes = self.ledger.usage, {STREAMS: 1, **append_takes(request, None, outcome)}
-        if isinstance(outcome, Appended):
-            outcome = usage.refuse(request.principal, takes) or outcome
-        outcome = self.claims.settle(request, None, outcome, now_ms)
-        if isinstance(outcome, Appended):
-            usage.add(self.group, request.principal, takes)
-            entry = self.make(stream)
-            self.ledger.apply(self.group, entry, request, outcome, now_ms)
-            self.counts.add(request)
-        return outcome
-
-    def _lost(self, conditions: Conditions) -> LeaseLost | GroupGone | None:
-        """Whether the lease that an append rests on is not current."""
-        return None if conditions.lease is None else self.groups.check(conditions.lease)
-
-    def make(self, stream: Stream) -> Entry:
-        """Take in a stream that an append makes; its messages follow."""
-        entry = self.ledger.add(self.group, stream)
-        for watcher in self.watchers:
-            watcher.created(stream.id, stream.path, stream.tail)
-        return entry
 
     def commit(self, request: Commit) -> CommitOutcome:
         """Make several appends, all of them or none."""
@@ -387,7 +147,7 @@ class Decider:
         return outcome
 
     def admit(self, request: Commit, now_ms: int) -> Admitted | CommitOutcome:
-        """What is known of a commit before its appends are looked at."""
+        """Check writer, key and rate of a commit, before its appends are decided."""
         writer = None
         if request.writer is not None:
             decided = self._writer_batch(request.writer, now_ms)
@@ -527,151 +287,8 @@ class Decider:
         self.ledger.writers.forget(self.group, name)
         return WriterForgotten()
 
-    def create(self, request: Create) -> CreateOutcome:
-        """Make a stream, with its first messages, or say that it is there already."""
-        now_ms = self.tick()
-        entry = self.alive(request.path, now_ms)
-        point: ForkPoint | None = None
-        if entry is None and request.fork_from is not None:
-            source = self.alive(request.fork_from.path, now_ms)
-            found = fork_point(
-                self._connection,
-                None if source is None else source.stream,
-                None if source is None else _committed_tail(source),
-                request.fork_from,
-            )
-            if not isinstance(found, ForkPoint):
-                return found
-            point = found
-        outcome = decide_create(
-            None if entry is None else entry.stream,
-            request,
-            stream_id=self.ledger.next_stream,
-            fork_point=point,
-            now_ms=now_ms,
-        )
-        if isinstance(outcome, Created):
-            refused = self.ledger.usage.refuse(request.owner, {STREAMS: 1})
-            if refused is not None:
-                return refused
-            self.ledger.usage.add(self.group, request.owner, {STREAMS: 1})
-            self._carry_out_create(request, outcome, point)
-        return outcome
-
-    def _carry_out_create(self, request: Create, created: Created, point: ForkPoint | None) -> None:
-        group = self.group
-        entry = self.ledger.add(group, created.stream)
-        if request.batch is not None:
-            self.ledger.write(group, entry, created.start, request.batch, NO_PRODUCER)
-        if created.stream.closed:
-            self.ledger.mark(group, entry, CLOSED)
-        if point is not None:
-            source = self.ledger.find_id(point.source.id)
-            assert source is not None
-            source.stream.forks_count += 1
-            self.ledger.touch(group, source)
-        for watcher in self.watchers:
-            watcher.created(created.stream.id, created.stream.path, created.start)
-
-    def delete(self, path: str) -> Deleted | Missing | SoftDeleted:
-        """Remove a stream."""
-        entry = self.alive(path, self.tick())
-        if entry is None or entry.stream.soft_deleted:
-            return Missing() if entry is None else SoftDeleted()
-        self.remove(entry, REMOVED)
-        return Deleted()
-
-    def truncate(
-        self, path: str, before: Offset | None
-    ) -> Cut | Uncut | BadOffset | Missing | SoftDeleted:
-        """Drop what a stream holds before an offset; None: all of it."""
-        entry = self.alive(path, self.tick())
-        if entry is None or entry.stream.soft_deleted:
-            return Missing() if entry is None else SoftDeleted()
-        stream = entry.stream
-        at = stream.tail if before is None else before
-        outcome = decide_truncation(stream.first, stream.tail, at)
-        if isinstance(outcome, BeyondTail):
-            return BadOffset()
-        if isinstance(outcome, Uncut):
-            return outcome
-        if not is_place(self._connection, stream, _committed_tail(entry), at):
-            return BadOffset()
-        self.ledger.truncate(self.group, entry, outcome.first)
-        return outcome
-
-    def truncate_stream(self, stream_id: int, first: Offset) -> bool:
-        """Let an incarnation begin at a place that a look at its rows has found."""
-        self.tick()
-        entry = self.ledger.find_id(stream_id)
-        if entry is None or entry.stream.soft_deleted or self._is_held(entry.stream.path):
-            return False
-        stream = entry.stream
-        if not isinstance(decide_truncation(stream.first, stream.tail, first), Cut):
-            return False
-        self.ledger.truncate(self.group, entry, first)
-        return True
-
-    def remove(self, entry: Entry, kind: int) -> None:
-        """End a stream, and tell those who watch streams."""
-        self.claims.end_all(entry, self.ledger.last_ms)
-        self.ledger.remove(self.group, entry, kind)
-        for watcher in self.watchers:
-            watcher.removed(entry.stream.id, entry.stream.path)
-
-    def expire(self, path: str) -> bool:
-        """End the stream at `path` if its time is over."""
-        now_ms = self.tick()
-        entry = None if self._is_held(path) else self.ledger.find(path)
-        if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
-            return False
-        self.remove(entry, EXPIRED)
-        return True
-
-    def _is_held(self, path: str) -> bool:
-        """Whether a large commit has hold of a stream: then the upkeep comes again later."""
-        held = self.holds.held
-        return held is not None and path in held.paths
-
-    def tick(self) -> int:
-        """The time of the decision about to be made: never earlier than that of the last one."""
-        now_ms = max(self._now_ms(), self.ledger.last_ms)
-        self.ledger.last_ms = now_ms
-        return now_ms
-
-    def alive(self, path: str, now_ms: int) -> Entry | None:
-        """The stream at `path`, unless its time is over: then that is decided here and now."""
-        entry = self.ledger.find(path)
-        if entry is None or entry.stream.soft_deleted or not entry.stream.expired(now_ms):
-            return entry
-        self.remove(entry, EXPIRED)
-        return None if entry.gone else entry
-
-    # What the upkeep asks for
-
     def drop_part(self, part: Part) -> None:
         """Drop a staged part, unless a commit has taken it, or is about to."""
         held = self.holds.held
         if held is None or part not in held.parts:
             self.ledger.staging.drop(self.group, part)
-
-    def forget_producer(
-        self, stream_id: int, producer_id: str, before_ms: int, lifetime_ms: int
-    ) -> bool:
-        """Forget a producer that has sent nothing since; whether that was so."""
-        entry = self.ledger.find_id(stream_id)
-        if entry is None or self._is_held(entry.stream.path):
-            return False  # its producers go with the stream; or it is another time's work
-        producer = self.ledger.find_producer(entry, producer_id)
-        if producer is None or producer.updated_ms > before_ms:
-            return False
-        entry.producers[producer_id] = None
-        statements = self.group.statements
-        statements.append(("forget_producer", (stream_id, producer_id, before_ms)))
-        statements.append(("forget_remembered", (stream_id, producer_id)))
-        statements.append(("note_forgetting", (lifetime_ms,)))
-        return True
-
-
-def _committed_tail(entry: Entry) -> Offset | None:
-    return None if entry.view is None else entry.view.tail

@@ -48,7 +48,8 @@ from fencepost.protocol.rates import TooFast
 from fencepost.protocol.shares import STREAMS, append_takes
 from fencepost.protocol.streams import Producer, Stream
 from fencepost.store.write.claims import Claims
-from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.write.ledger import Ledger
+from fencepost.store.write.ledger_group import Entry, LedgerGroup
 from fencepost.store.write.staging import ROW_BYTES
 from fencepost.store.write.usage import Usage
 

@@ -67,7 +67,8 @@ from fencepost.store.records import REMOVED
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.drafts import Draft
 from fencepost.store.write.group_decider import GroupDecider
-from fencepost.store.write.ledger import Entry, Ledger, LedgerGroup
+from fencepost.store.write.ledger import Ledger
+from fencepost.store.write.ledger_group import Entry, LedgerGroup
 
 SENDERS_MAX = 10_000
 """Senders whose rates are remembered; beyond them every sender begins with a full one."""
