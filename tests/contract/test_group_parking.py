@@ -15,7 +15,7 @@ from fencepost.server.groups.working import Working
 from fencepost.store.group_contract import Changed, ClaimDone, SpanEvents
 from fencepost.store.maintain.jobs import Upkeep
 from fencepost.store.read.groups import SqlGroupReads
-from fencepost.store.write import group_decider
+from fencepost.store.write import group_decider, group_operator
 from fencepost.testing.clock import SimClock
 from tests.contract.grouping import (
     a,
@@ -39,6 +39,7 @@ PATH = "orders/1"
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks of four events, so that a few are many."""
     monkeypatch.setattr(group_decider, "ASIDE_MAX", 4)
+    monkeypatch.setattr(group_operator, "ROWS_MAX", 4)
 
 
 async def with_stream(subject: Subject, count: int) -> tuple[Group, list[int]]:

@@ -382,7 +382,7 @@ async def test_an_event_that_is_replayed_before_its_turn_is_handled_once(
 async def test_a_reset_takes_back_more_parked_events_than_one_page(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fencepost.store.write.group_decider.ASIDE_MAX", 1)
+    monkeypatch.setattr("fencepost.store.write.group_operator.ROWS_MAX", 1)
     group = await made(subject)
     positions = await with_events(subject, "orders/1", "orders/1", "orders/1")
     found = [Correlated("orders/1", "orders/1", at) for at in positions]

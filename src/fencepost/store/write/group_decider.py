@@ -1,8 +1,9 @@
 """Deciding requests about groups, with the rules of `protocol` on the rows as they are.
 
-Each request is decided at once, in the one write path, and what it changes joins the open group of
-the commit. So a claim sees every ack before it, two claims never get the same target, and a lease
-is checked on the same state as the append that it fences.
+What workers ask is here, what operators ask in `group_operator.py`. Each request is decided at
+once, in the one write path, and what it changes joins the open group of the commit. So a claim sees
+every ack before it, two claims never get the same target, and a lease is checked on the same state
+as the append that it fences.
 """
 
 from __future__ import annotations
@@ -22,17 +23,6 @@ from fencepost.protocol.acks import (
 )
 from fencepost.protocol.claims import AuditEvent
 from fencepost.protocol.commits import CommitLeaseLost
-from fencepost.protocol.grants import GROUPS
-from fencepost.protocol.group_operations import (
-    decide_defer,
-    decide_park,
-    decide_prioritize,
-    decide_replay,
-    decide_reset,
-    decide_skip,
-    decide_unblock,
-    unparked_by_reset,
-)
 from fencepost.protocol.groups import (
     Group,
     GroupExists,
@@ -43,7 +33,6 @@ from fencepost.protocol.groups import (
     decide_group,
 )
 from fencepost.protocol.leases import (
-    DEFAULT_LANE,
     AckInvalid,
     BeyondHead,
     CorrelationDecision,
@@ -53,7 +42,6 @@ from fencepost.protocol.leases import (
     InboxShared,
     LeaseLost,
     LeaseRef,
-    Parked,
     Target,
     check_lease,
     decide_claim,
@@ -65,13 +53,12 @@ from fencepost.protocol.leases import (
 )
 from fencepost.protocol.meshes import Policy
 from fencepost.protocol.shares import GROUPS as GROUPS_SHARE
-from fencepost.protocol.shares import PARKED_EVENTS, TARGETS, Amounts
+from fencepost.protocol.shares import TARGETS
 from fencepost.store.group_contract import (
     AckDone,
     AckLeases,
     AckRefused,
     Aside,
-    Changed,
     ClaimDone,
     ClaimTargets,
     Correlate,
@@ -87,8 +74,9 @@ from fencepost.store.group_contract import (
     ParkEvents,
     RenewDone,
     RenewLeases,
-    TargetMissing,
 )
+from fencepost.store.write.group_counts import GroupCounts
+from fencepost.store.write.group_operator import GroupOperator
 from fencepost.store.write.groups import MESH, GroupChanges, Groups, WideLooks
 from fencepost.store.write.sends import Meshes
 from fencepost.store.write.usage import Usage
@@ -96,11 +84,8 @@ from fencepost.store.write.usage import Usage
 CANDIDATES_MIN, CANDIDATES_MAX = 1_000, 16_000
 """Rows that a claim looks at when its worker may not read every source: more and more of them, as
 long as too few are of sources that it may read."""
-AUDITED = frozenset(("unblock", "reset", "skip", "park"))
-"""What operators do that the audit stream tells of."""
 ASIDE_MAX = 1_000
-"""Parked events of one target that a claim looks at, and rows that one request with a filter looks
-through."""
+"""Parked events of one target that a claim looks at."""
 
 
 class Numbers(Protocol):
@@ -132,11 +117,21 @@ class GroupDecider:
         self._tick = tick
         self._open_group = open_group
         self._head = head
-        self._audit = audit
+        self._counts = GroupCounts(ledger.groups, ledger.usage, limits, open_group)
+        self._operator = GroupOperator(
+            ledger.groups,
+            ledger.usage,
+            self._counts,
+            limits,
+            tick=tick,
+            open_group=open_group,
+            head=lambda: ledger.next_position - 1,
+            audit=audit,
+        )
         self._wide_looks = WideLooks()
 
     def decide(self, request: GroupRequest) -> GroupOutcome:
-        """What a request comes to."""
+        """Decide a request."""
         match request:
             case MakeGroup():
                 return self._make(request)
@@ -149,15 +144,10 @@ class GroupDecider:
                 group = self._groups.find_group(request.group)
                 if group is None or group.id != request.group_id:
                     return GroupMissing()
-                return self._forget(group, request)
+                return self._operator.forget(group, request)
             case Operate() | ParkEvents():
                 group = self._groups.find_group(request.group)
-                if group is None:
-                    return GroupMissing()
-                outcome = self._operate(group, request)
-                if isinstance(outcome, Changed) and outcome.targets:
-                    self._tell(request, outcome)
-                return outcome
+                return GroupMissing() if group is None else self._operator.decide(group, request)
 
     # Making, deleting, correlating
 
@@ -178,7 +168,7 @@ class GroupDecider:
             owner=request.owner,
         )
         if isinstance(outcome, GroupMade) and outcome.fresh:
-            refused = self._take_share(outcome.group, {GROUPS_SHARE: 1})
+            refused = self._counts.take_share(outcome.group, {GROUPS_SHARE: 1})
             if refused is not None:
                 return refused
             # Incarnations of groups and of streams are numbered together: none comes back.
@@ -224,7 +214,7 @@ class GroupDecider:
         if not isinstance(outcome, CorrelationDecision):
             return outcome
         more = {TARGETS: max(0, outcome.group.targets_count - group.targets_count)}
-        refused = self._take_share(group, more)
+        refused = self._counts.take_share(group, more)
         if refused is not None:
             return refused
         changes = self._open_group()
@@ -233,24 +223,6 @@ class GroupDecider:
         if outcome.group != group:
             self._groups.save_group(changes, outcome.group)
         return CorrelationDone(outcome.group)
-
-    def _take_share(self, group: Group, more: Amounts) -> LimitExceeded | None:
-        """Let the owner of a group take so much more; or why it may not."""
-        if not group.owner or group.name.startswith(MESH):
-            return None
-        refused = self._ledger.usage.refuse(group.owner, more)
-        if refused is None:
-            self._ledger.usage.add(self._open_group(), group.owner, more)
-        return refused
-
-    def _parked_max(self, group: Group) -> int:
-        """How many events a group may set aside: no more than now when its owner's share is used
-        up."""
-        if group.owner and not group.name.startswith(MESH):
-            refused = self._ledger.usage.refuse(group.owner, {PARKED_EVENTS: 1})
-            if refused is not None:
-                return min(group.parked_count, self._limits.parked_max)
-        return self._limits.parked_max
 
     # Workers
 
@@ -287,7 +259,7 @@ class GroupDecider:
             self._groups.save(self._open_group(), group.id, lease.row)
         if row is None:
             lanes = (*group.lanes, current.lane) if current.lane not in group.lanes else group.lanes
-            group = self._recount(group._replace(lanes=lanes), targets=1)
+            group = self._counts.recount(group._replace(lanes=lanes), targets=1)
         aside = [self._aside(group, lease.row) for lease in decision.leases]
         return ClaimDone(group, decision.leases, (), None, now_ms, aside)
 
@@ -402,7 +374,7 @@ class GroupDecider:
         random: float,
         now_ms: int,
     ) -> AckDecision | Lost | AckInvalid:
-        """What one ack comes to, on top of those before it in the request."""
+        """Decide one ack, on top of those before it in the request."""
         row = drafted[ref.target] if ref.target in drafted else self._find(group, ref)
         known = {}
         for result in ack.replayed:
@@ -415,7 +387,7 @@ class GroupDecider:
             ack,
             parked=known,
             parked_max=(
-                self._limits.parked_max if ack.failure is None else self._parked_max(group)
+                self._limits.parked_max if ack.failure is None else self._counts.parked_max(group)
             ),
             head=self._ledger.next_position - 1,
             random=random,
@@ -434,7 +406,7 @@ class GroupDecider:
         aside = 0
         for ref, decision in decided:
             if decision.row is None:
-                group = self._drop(group, ref.target, ref.number)
+                group = self._counts.drop(group, ref.target, ref.number)
             else:
                 groups.save(changes, group.id, decision.row)
             for event in decision.parked:
@@ -444,25 +416,7 @@ class GroupDecider:
             for position in decision.handled:
                 groups.drop_parked(changes, group.id, ref.target, position)
                 aside -= 1
-        return self._recount(group, parked=aside)
-
-    def _drop(self, group: Group, target: str, token: int) -> Group:
-        """Let the row of a target go, whose last number is known; the group as it then is."""
-        changes, without = self._open_group(), group.without(token)
-        self._groups.drop(changes, group.id, target)
-        self._groups.save_group(changes, without)
-        return without
-
-    def _recount(self, group: Group, *, targets: int = 0, parked: int = 0) -> Group:
-        if not targets and not parked:
-            return group
-        counted = group._replace(
-            targets_count=group.targets_count + targets, parked_count=group.parked_count + parked
-        )
-        self._groups.save_group(self._open_group(), counted)
-        if parked > 0 and group.owner and not group.name.startswith(MESH):
-            self._ledger.usage.add(self._open_group(), group.owner, {PARKED_EVENTS: parked})
-        return counted
+        return self._counts.recount(group, parked=aside)
 
     def _renew(self, group: Group, request: RenewLeases) -> RenewDone:
         now_ms = self._tick()
@@ -492,7 +446,7 @@ class GroupDecider:
     def prepare(
         self, leases: Sequence[tuple[LeaseRef, Ack]], random: float
     ) -> list[tuple[LeaseRef, AckDecision]] | CommitLeaseLost:
-        """What the acks of a commit come to, before anything of it is done."""
+        """Decide the acks of a commit, before anything of it is done."""
         now_ms = self._tick()
         decided: list[tuple[LeaseRef, AckDecision]] = []
         drafted: dict[tuple[int, str], dict[str, Target | None]] = {}
@@ -519,245 +473,3 @@ class GroupDecider:
             group = self._groups.find_group(ref.group)
             assert group is not None, "the lease was checked"
             self._apply_acks(group, [(ref, decision)])
-
-    # Operators
-
-    def _tell(self, request: Operate | ParkEvents, changed: Changed) -> None:
-        """Put what an operator did into the audit stream, in the same commit."""
-        kind = "replay" if isinstance(request, ParkEvents) and request.replay else "park"
-        if isinstance(request, Operate):
-            kind = request.operation
-        if request.principal is None or kind not in AUDITED:
-            return
-        self._audit(
-            AuditEvent(
-                kind=f"group_{kind}",
-                at_ms=self._tick(),
-                principal=request.principal,
-                stream=f"{GROUPS}/{request.group}",
-                producer="",
-                old_epoch=None,
-                new_epoch=0,
-                holder="",
-                reason=request.reason,
-                targets=tuple(changed.targets),
-            )
-        )
-
-    def _operate(
-        self, group: Group, request: Operate | ParkEvents
-    ) -> Changed | TargetMissing | BeyondHead | GroupInvalid | LimitExceeded:
-        now_ms = self._tick()
-        if isinstance(request, ParkEvents):
-            return (
-                self._replay(group, request, now_ms)
-                if request.replay
-                else self._park(group, request, now_ms)
-            )
-        head = self._ledger.next_position - 1
-        if request.operation in ("reset", "skip") and request.at is not None and request.at > head:
-            return BeyondHead(head)
-        next_target = None
-        if request.targets is None:
-            rows_max = request.rows_max
-            blocked = request.filter.blocked is True
-            rows = self._groups.page(group.id, request.after, rows_max, blocked=blocked)
-            next_target = rows[-1].target if len(rows) == rows_max else None
-            rows = [
-                row
-                for row in rows
-                if request.filter.matches(row.target, row.source, row.lane, blocked=row.blocked)
-            ]
-        else:
-            rows = []
-            for name in request.targets:
-                row = self._groups.find(group.id, name)
-                if row is None:
-                    return TargetMissing(name)
-                if request.operation == "skip" and request.at is None and row.failed is None:
-                    return GroupInvalid(f"skip needs at: the target {name!r} failed on no event")
-                rows.append(row)
-        changed: list[str] = []
-        for row in rows:
-            after = _operated(group, row, request, now_ms)
-            if after is not None:
-                self._store_operated(group, request, after)
-                changed.append(row.target)
-        return Changed(changed, next_target)
-
-    def _store_operated(self, group: Group, request: Operate, row: Target) -> None:
-        changes, groups = self._open_group(), self._groups
-        if request.operation == "reset":
-            gone = self._parked_behind(group, row) if group.parked_count else []
-            for event in gone:
-                groups.drop_parked(changes, group.id, row.target, event.position)
-            replayed = sum(event.replaying for event in gone)
-            row = row._replace(replaying=max(0, row.replaying - replayed))
-            current = groups.find_group(group.name) or group
-            self._recount(current, parked=-len(gone))
-        if group.settings.targets == "message" and not row.has_work:
-            self._drop(groups.find_group(group.name) or group, row.target, row.token)
-            return
-        groups.save(changes, group.id, row)
-
-    def _parked_behind(self, group: Group, row: Target) -> list[Parked]:
-        """All parked events that a reset target gets again in its order, read page by page."""
-        found: list[Parked] = []
-        after = row.at
-        while True:
-            page = self._groups.parked_of(group.id, row.target, after, ASIDE_MAX)
-            found += [event for event in page if unparked_by_reset(row, event)]
-            if len(page) < ASIDE_MAX:
-                return found
-            after = page[-1].position
-
-    def _park(
-        self, group: Group, request: ParkEvents, now_ms: int
-    ) -> Changed | TargetMissing | LimitExceeded:
-        """Set events aside; a filter parks the event that each of its targets failed on."""
-        events, following = list(request.events or ()), None
-        if request.events is None:
-            events, following = self._failed_events(group, request)
-        # Every name is looked up before the first event is set aside: a refusal changes nothing.
-        new = 0
-        for name, position in dict.fromkeys(events):
-            found = self._groups.find(group.id, name)
-            if found is None:
-                return TargetMissing(name)
-            if decide_park(group, found, position=position, now_ms=now_ms) is not None:
-                new += self._groups.find_parked(group.id, name, position) is None
-        if group.parked_count + new > self._limits.parked_max:
-            return LimitExceeded("parked_max", self._limits.parked_max)
-        if new and group.owner and not group.name.startswith(MESH):
-            refused = self._ledger.usage.refuse(group.owner, {PARKED_EVENTS: new})
-            if refused is not None:
-                return refused
-        changed: list[str] = []
-        for name, position in events:
-            found = self._groups.find(group.id, name)
-            if found is None:
-                continue  # The row of a message went with the event before this one.
-            group = self._groups.find_group(group.name) or group
-            decision = decide_park(group, found, position=position, now_ms=now_ms)
-            if decision is None:
-                continue
-            changes = self._open_group()
-            known = self._groups.find_parked(group.id, name, position)
-            row = decision.row
-            self._groups.save_parked(changes, group.id, decision.event)
-            group = self._recount(group, parked=known is None)
-            if row is None:
-                self._drop(group, name, found.token)
-            else:
-                self._groups.save(changes, group.id, row)
-            changed.append(name)
-        return Changed(changed, following, len(changed))
-
-    def _failed_events(
-        self, group: Group, request: ParkEvents
-    ) -> tuple[list[tuple[str, int]], str | None]:
-        """The events that targets failed on, piece by piece; the target to go on after."""
-        blocked = request.filter.blocked is True
-        page = self._groups.page(group.id, request.after[0], ASIDE_MAX, blocked=blocked)
-        found: list[tuple[str, int]] = []
-        for row in page:
-            if row.failed is not None and request.filter.matches(
-                row.target, row.source, row.lane, blocked=row.blocked
-            ):
-                found.append((row.target, row.failed))
-                if len(found) == request.limit:
-                    return found, row.target
-        return found, page[-1].target if len(page) == ASIDE_MAX else None
-
-    def _replay(self, group: Group, request: ParkEvents, now_ms: int) -> Changed | TargetMissing:
-        """Have parked events given out again: those named, or some of those that a filter takes."""
-        events: list[Parked] = []
-        following = None
-        if request.events is not None:
-            for name, position in request.events:
-                event = self._groups.find_parked(group.id, name, position)
-                if event is None:
-                    return TargetMissing(f"{name}@{position}")
-                events.append(event)
-        else:
-            events, following = self._waiting_aside(group, request)
-        changed: list[str] = []
-        for event in events:
-            row = self._groups.find(group.id, event.target)
-            decision = decide_replay(group, row, event, now_ms=now_ms)
-            if decision is None:
-                continue
-            changes = self._open_group()
-            current = self._groups.find_group(group.name) or group
-            if decision.event is None:
-                self._groups.drop_parked(changes, group.id, event.target, event.position)
-                current = self._recount(current, parked=-1)
-            else:
-                self._groups.save_parked(changes, group.id, decision.event)
-            self._groups.save(changes, group.id, decision.row)
-            if decision.row.lane not in current.lanes:
-                current = current._replace(lanes=(*current.lanes, decision.row.lane))
-            self._recount(current, targets=row is None)
-            changed.append(event.target)
-        return Changed(changed, following, len(changed))
-
-    def _waiting_aside(self, group: Group, request: ParkEvents) -> tuple[list[Parked], str | None]:
-        """Parked events that a filter takes, piece by piece; the place to go on after."""
-        chosen = request.filter
-        # Rows are looked up only where the filter asks what the event itself does not say.
-        by_row = chosen.lane is not None or chosen.blocked is not None
-        of_event = chosen._replace(lane=None, blocked=None)
-        page = self._groups.parked_page(group.id, request.after, ASIDE_MAX)
-        found: list[Parked] = []
-        for event in page:
-            if event.replaying or not of_event.matches(
-                event.target, event.source, DEFAULT_LANE, blocked=False
-            ):
-                continue
-            if by_row:
-                row = self._groups.find(group.id, event.target)
-                lane, blocked = (row.lane, row.blocked) if row else (DEFAULT_LANE, False)
-                if not chosen.matches(event.target, event.source, lane, blocked=blocked):
-                    continue
-            found.append(event)
-            if len(found) == request.limit:
-                return found, f"{event.target}@{event.position}"
-        if len(page) < ASIDE_MAX:
-            return found, None
-        return found, f"{page[-1].target}@{page[-1].position}"
-
-    def _forget(self, group: Group, request: ForgetReplays) -> Changed:
-        """Let parked events go that cannot be given out again."""
-        changed: list[str] = []
-        for name, position in request.events:
-            event = self._groups.find_parked(group.id, name, position)
-            if event is None or not event.replaying:
-                continue
-            group = self._groups.find_group(group.name) or group
-            self._groups.drop_parked(self._open_group(), group.id, name, position)
-            group = self._recount(group, parked=-1)
-            changed.append(name)
-            row = self._groups.find(group.id, name)
-            if row is None:
-                continue
-            row = row._replace(replaying=max(0, row.replaying - 1), updated_ms=self._tick())
-            is_message = group.settings.targets == "message"
-            if is_message and row.worker is None and not row.has_work:
-                self._drop(group, name, row.token)
-            else:
-                self._groups.save(self._open_group(), group.id, row)
-        return Changed(changed, None, len(changed))
-
-
-def _operated(group: Group, row: Target, request: Operate, now_ms: int) -> Target | None:
-    match request.operation:
-        case "unblock":
-            return decide_unblock(row, now_ms=now_ms)
-        case "reset":
-            return decide_reset(group, row, at=request.at, now_ms=now_ms)
-        case "defer":
-            return decide_defer(row, until_ms=request.until_ms, now_ms=now_ms)
-        case "prioritize":
-            return decide_prioritize(row, priority=request.priority, now_ms=now_ms)
-        case "skip":
-            return decide_skip(row, position=request.at, now_ms=now_ms)
