@@ -18,7 +18,7 @@ from fencepost.protocol.creates import Create, Created, ForkFrom
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.store.contract import Chunk, Store, StreamInfo
-from fencepost.store.maintain.jobs import MaintainedStore
+from fencepost.store.maintain.contract import MaintainedStore
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.settings import PostgresSettings, SqliteSettings
 from fencepost.store.sqlite.store import SqliteStore

@@ -20,8 +20,8 @@ from fencepost.protocol.retention import Policy, Retention
 from fencepost.protocol.streams import Segment
 from fencepost.store import records
 from fencepost.store.log_contract import Integers, LogQuery, LogRows, PlanQuery
-from fencepost.store.maintain import jobs
 from fencepost.store.maintain import purge as purges
+from fencepost.store.maintain import retention
 from fencepost.store.postgres.driver.connection import PostgresConnection, connect
 from fencepost.store.postgres.driver.statements import QUERIES, statement
 from fencepost.store.read import chunks as reading
@@ -442,7 +442,7 @@ def test_what_is_overdue_is_found_alike(read_twins: Twins, policies: list[Policy
     now_ms = read_twins.sqlite.fetch("load_counters")[0][2]
     for later_ms in (0, 1_000, 59_000, HOUR_MS):
         overdue, _ = read_twins.agree(
-            partial(jobs.find_overdue, after=0, policies=policies, now_ms=now_ms + later_ms)
+            partial(retention.find_overdue, after=0, policies=policies, now_ms=now_ms + later_ms)
         )
         assert overdue
 
@@ -451,12 +451,12 @@ def test_retention_purges_alike(twins: Twins) -> None:
     streams = [row[0] for row in twins.sqlite.raw.execute("SELECT id FROM streams")]
 
     for stream_id in streams:
-        limit = twins.agree(partial(jobs.purge_limit, stream_id=stream_id, before_ms=FAR_MS))
-        twins.agree(partial(jobs.inherited_from, stream_id))
+        limit = twins.agree(partial(retention.purge_limit, stream_id=stream_id, before_ms=FAR_MS))
+        twins.agree(partial(retention.inherited_from, stream_id))
         if limit:
-            twins.agree(partial(jobs.purge_piece, stream_id=stream_id, limit=limit))
-    while due := twins.agree(partial(jobs._find_due, before_ms=FAR_MS)):
-        twins.agree(partial(jobs._finish, stream_id=due[0], position=due[1]))
+            twins.agree(partial(retention.purge_piece, stream_id=stream_id, limit=limit))
+    while due := twins.agree(partial(retention._find_due, before_ms=FAR_MS)):
+        twins.agree(partial(retention._finish, stream_id=due[0], position=due[1]))
 
     assert twins.sqlite.raw.execute("SELECT count(*) FROM remembered").fetchall() != [(0,)]
     twins.assert_same_tables()

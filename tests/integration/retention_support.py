@@ -11,7 +11,7 @@ import pytest
 
 from fencepost.protocol.offsets import Offset
 from fencepost.store.contract import Store
-from fencepost.store.maintain.jobs import Keeper
+from fencepost.store.maintain.retention import Keeper
 from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.store import SqliteStore

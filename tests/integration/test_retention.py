@@ -14,7 +14,7 @@ from fencepost.protocol.creates import Create, Created, ForkFrom
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.retention import Policy, Retention
-from fencepost.store.maintain import jobs
+from fencepost.store.maintain import retention
 from fencepost.store.sqlite.check import check
 from fencepost.store.sqlite.connection import FILE
 from fencepost.store.sqlite.maintain import SqliteUpkeep
@@ -95,7 +95,7 @@ async def test_policies_hold_for_streams_without_a_retention_of_their_own(tmp_pa
 async def test_a_round_goes_in_steps_and_is_not_begun_too_often(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "STREAMS_PER_STEP_MAX", 2)
+    monkeypatch.setattr(retention, "STREAMS_PER_STEP_MAX", 2)
     for number in range(5):
         await made_with(kept, f"s{number}", Retention(messages=1))
         await numbers(kept, f"s{number}", 3)
@@ -243,7 +243,7 @@ async def test_by_default_producers_live_as_long_as_their_stream(kept: Kept) -> 
 async def test_producers_are_swept_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "PRODUCERS_PER_STEP_MAX", 4)
+    monkeypatch.setattr(retention, "PRODUCERS_PER_STEP_MAX", 4)
     kept = Kept(tmp_path / "data", producer_retention_s=100)
     await kept.made("s")
     for number in range(10):

@@ -182,7 +182,7 @@ def test_the_upkeep_of_a_stopped_piece_is_all_or_nothing(tmp_path: Path) -> None
     script = (
         "import asyncio, os, signal, sys\n"
         "from pathlib import Path\n"
-        "from fencepost.store.maintain import jobs as keeping, purge as purges\n"
+        "from fencepost.store.maintain import purge as purges, retention as keeping\n"
         "from tests.integration.retention_support import Kept, numbers, JSON, Offset\n"
         "keeping.ROWS_PER_STEP_MAX = 3\n"
         "left = int(sys.argv[2])\n"

@@ -12,7 +12,7 @@ from fencepost.protocol.creates import BadForkPoint, Created
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut, Uncut
 from fencepost.store.contract import BadOffset, Missing, SoftDeleted, Truncated
-from fencepost.store.maintain import jobs
+from fencepost.store.maintain import jobs, retention
 from fencepost.store.maintain import purge as purges
 from fencepost.store.sql import Row
 from fencepost.store.sqlite.check import check
@@ -274,7 +274,7 @@ async def test_a_deleted_stream_is_whole_at_every_step_of_its_purge(
 
 
 async def test_purging_goes_in_pieces(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "ROWS_PER_STEP_MAX", 3)
+    monkeypatch.setattr(retention, "ROWS_PER_STEP_MAX", 3)
     await kept.made("s", JSON)
     await numbers(kept, "s", 20)
     await kept.truncate("s", Offset(11, 12))
