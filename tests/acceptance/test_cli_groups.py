@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fencepost import EventFailure, LeaseAck
-from tests.acceptance.test_cli import Shell
-from tests.acceptance.test_cli import home as home
+from tests.acceptance.shell import Shell
+from tests.acceptance.shell import home as home
 from tests.serving import ServerProcess
 
 NO_WAIT = {"kind": "fixed", "base_ms": 0, "cap_ms": 0, "jitter": 0.0}

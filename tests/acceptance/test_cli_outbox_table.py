@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fencepost.outbox import Outbox
-from tests.acceptance.test_cli import Shell
-from tests.acceptance.test_cli import home as home
+from tests.acceptance.shell import Shell
+from tests.acceptance.shell import home as home
 from tests.integration.outbox_support import SQLITE, connect, database_of, execute, select
 from tests.serving import ServerProcess
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.test_cli import Shell
-from tests.acceptance.test_cli import home as home
+from tests.acceptance.shell import Shell
+from tests.acceptance.shell import home as home
 from tests.serving import ServerProcess
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.bad_input_rows import JSON, NEW, ROOT, TABLE, TEXT, WITNESS, Row
+from tests.integration.bad_input_requests import JSON, NEW, ROOT, TEXT, WITNESS, Row
+from tests.integration.bad_input_rows import TABLE
 from tests.integration.raw import Connection, code_of, request
 from tests.serving import ServerProcess
 from tests.unit.http.rawhttp import Reply
