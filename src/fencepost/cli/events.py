@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Apps of fencepost.events: run them, look after their projections.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 FIRST_WAIT_S, WAIT_S_MAX = 0.2, 5.0

@@ -21,6 +21,7 @@ from fencepost.cli.render import (
     ask,
     show_facts,
     show_lines,
+    show_list,
     show_table,
     talking,
 )
@@ -28,8 +29,6 @@ from fencepost.protocol.groups import FilterInvalid, make_filter
 
 app = typer.Typer(
     help="Groups of workers: look at them, and repair what stands still.",
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Group = Annotated[str, typer.Argument(help="The group's name.")]
@@ -50,16 +49,16 @@ def _groups(
     if context.invoked_subcommand is not None:
         return
     with talking(url, token, as_json=as_json) as client:
-        found = client.groups()
-        if as_json:
-            show_lines(found)
-            return
-        rows = (
-            (one.group, one.targets, ", ".join(one.sources), one.targets_count, one.parked_count)
-            for one in found
+        show_list(
+            client.groups(),
+            ("group", "hands out", "sources", "targets", "parked"),
+            lambda one: (
+                *(one.group, one.targets, ", ".join(one.sources)),
+                *(one.targets_count, one.parked_count),
+            ),
+            empty="there are no groups",
+            as_json=as_json,
         )
-        columns = ("group", "hands out", "sources", "targets", "parked")
-        show_table(columns, rows, empty="there are no groups")
 
 
 @app.command("show")
@@ -84,13 +83,13 @@ def show(group: Group, url: Url = None, token: Token = None, as_json: AsJson = F
 def blocked(group: Group, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List the targets that are blocked, with their errors."""
     with talking(url, token, as_json=as_json) as client:
-        found = client.group(group).streams(state="blocked")
-        if as_json:
-            show_lines(found)
-            return
-        rows = ((one.target, one.at, one.failed, one.retry, one.lost, one.error) for one in found)
-        columns = ("target", "at", "failed on", "retries", "lost", "error")
-        show_table(columns, rows, empty="no target is blocked")
+        show_list(
+            client.group(group).streams(state="blocked"),
+            ("target", "at", "failed on", "retries", "lost", "error"),
+            lambda one: (one.target, one.at, one.failed, one.retry, one.lost, one.error),
+            empty="no target is blocked",
+            as_json=as_json,
+        )
 
 
 @app.command("parked")
@@ -103,13 +102,13 @@ def parked(
 ) -> None:
     """List the events that were set aside, with their errors."""
     with talking(url, token, as_json=as_json) as client:
-        found = client.group(group).parked(match=match)
-        if as_json:
-            show_lines(found)
-            return
-        rows = ((one.target, one.position, one.attempts, one.error) for one in found)
-        columns = ("target", "position", "attempts", "error")
-        show_table(columns, rows, empty="no event is parked")
+        show_list(
+            client.group(group).parked(match=match),
+            ("target", "position", "attempts", "error"),
+            lambda one: (one.target, one.position, one.attempts, one.error),
+            empty="no event is parked",
+            as_json=as_json,
+        )
 
 
 class Chosen:

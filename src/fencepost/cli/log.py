@@ -11,7 +11,7 @@ import typer
 
 import fencepost
 from fencepost.cli.options import AsJson, Token, Url
-from fencepost.cli.render import USAGE, CommandError, show_lines, show_table, talking
+from fencepost.cli.render import USAGE, CommandError, show_list, talking
 
 
 def log(
@@ -60,13 +60,12 @@ def log(
             follow=follow,
             skip_pruned=True,
         )
-        shown = islice(entries, limit)
-        if as_json or follow:
-            show_lines(shown)
-            return
-        rows = ((one.position, one.stream, _stored(one), _content(one)) for one in shown)
-        show_table(
-            ("position", "stream", "stored", "message"), rows, empty="the log has no entries"
+        show_list(
+            islice(entries, limit),
+            ("position", "stream", "stored", "message"),
+            lambda one: (one.position, one.stream, _stored(one), _content(one)),
+            empty="the log has no entries",
+            as_json=as_json or follow,
         )
 
 
@@ -86,17 +85,17 @@ def keys(
       fencepost keys orders/7 --json | jq .key
     """
     with talking(url, token, as_json=as_json) as client:
-        listed = client.keys()
-        found = (one for one in listed if stream in (None, one.stream))
-        if as_json:
-            show_lines(found)
-            return
-        rows = (
-            (one.key, one.stream or "a commit", one.position, one.created, one.expires or "kept")
-            for one in found
+        remembered = client.keys()
+        show_list(
+            (one for one in remembered if stream in (None, one.stream)),
+            ("key", "stream", "position", "created", "expires"),
+            lambda one: (
+                *(one.key, one.stream or "a commit", one.position),
+                *(one.created, one.expires or "kept"),
+            ),
+            empty="no keys match",
+            as_json=as_json,
         )
-        columns = ("key", "stream", "position", "created", "expires")
-        show_table(columns, rows, empty="no keys match")
 
 
 def _stored(entry: fencepost.LogEntry) -> datetime:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +23,7 @@ from fencepost.cli.render import (
     fail,
     show_facts,
     show_lines,
+    show_list,
     show_table,
     talking,
 )
@@ -34,12 +34,10 @@ MESH_VARIABLE = "FENCEPOST_MESH"
 mesh_app = typer.Typer(
     help="Meshes: make them, their members, topics and queues; list and delete them.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 messages_app = typer.Typer(
     help="What a mesh remembers of sends: check it, rebuild it, sweep it.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Name = Annotated[str, typer.Argument(help="The mesh.")]
@@ -136,25 +134,26 @@ def list_(
     """List the meshes, or the members, topics and queues of one."""
     with talking(url, token, as_json=as_json) as client:
         if mesh is None:
-            found = client.meshes()
-            if as_json:
-                show_lines(found)
-                return
-            rows: Iterable[tuple[object, ...]] = (
-                (one.mesh, one.dedupe_mode, one.dedupe_retention_days, one.default_policy)
-                for one in found
+            show_list(
+                client.meshes(),
+                ("mesh", "dedupe", "days", "policy"),
+                lambda one: (
+                    *(one.mesh, one.dedupe_mode),
+                    *(one.dedupe_retention_days, one.default_policy),
+                ),
+                empty="there are no meshes",
+                as_json=as_json,
             )
-            show_table(("mesh", "dedupe", "days", "policy"), rows, empty="there are no meshes")
             return
         names = client.mesh(mesh)
         names.info()
-        listed = [*names.members(), *names.topics(), *names.queues()]
-        if as_json:
-            show_lines(listed)
-            return
-        rows = ((_kind(one), one.name, one.stream, one.group) for one in listed)
-        columns = ("kind", "name", "stream", "group")
-        show_table(columns, rows, empty="the mesh has no members, topics or queues")
+        show_list(
+            [*names.members(), *names.topics(), *names.queues()],
+            ("kind", "name", "stream", "group"),
+            lambda one: (_kind(one), one.name, one.stream, one.group),
+            empty="the mesh has no members, topics or queues",
+            as_json=as_json,
+        )
 
 
 @mesh_app.command("delete")
@@ -292,14 +291,16 @@ def inbox(
             detail = f"the mesh {name!r} has no member {member!r}, or there is no such mesh"
             advice = f"`fencepost mesh list {name}` shows its members"
             raise CommandError(f"{detail}. {advice}", REFUSED) from None
-        if as_json:
-            show_lines(found)
-            return
-        rows = (
-            (one["sender"], f"{one['kind']}:{one['ref']}", one["client_message_id"], _body(one))
-            for one in found
+        show_list(
+            found,
+            ("from", "to", "id", "message"),
+            lambda one: (
+                *(one["sender"], f"{one['kind']}:{one['ref']}"),
+                *(one["client_message_id"], _body(one)),
+            ),
+            empty="the inbox is empty",
+            as_json=as_json,
         )
-        show_table(("from", "to", "id", "message"), rows, empty="the inbox is empty")
 
 
 def _body(entry: dict[str, Any]) -> object:

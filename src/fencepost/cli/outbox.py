@@ -52,7 +52,6 @@ COLUMNS = ("row", "status", "mesh", "to", "id", "attempts", "age", "error")
 app = typer.Typer(
     help="The outbox: sends that are accepted here and delivered when the server can be reached.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Row = Annotated[str, typer.Argument(help="The id of the row, as `list` shows it.")]

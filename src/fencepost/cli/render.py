@@ -13,10 +13,10 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -34,6 +34,8 @@ from rich.text import Text
 
 import fencepost
 from fencepost.cli.profile import ProfileError, resolve
+
+T = TypeVar("T")
 
 REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 """Exit codes beside 0: the server said no or a precondition failed; the command or what it was
@@ -265,6 +267,21 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empt
     for row in shown:
         table.add_row(*map(Text, row))
     console().print(table)
+
+
+def show_list(
+    entries: Iterable[T],
+    columns: Sequence[str],
+    row: Callable[[T], Sequence[object]],
+    *,
+    empty: str,
+    as_json: bool,
+) -> None:
+    """The entries of a list: as lines of JSON for programs, as a table with a row of each else."""
+    if as_json:
+        show_lines(entries)
+    else:
+        show_table(columns, map(row, entries), empty=empty)
 
 
 def show_facts(facts: Mapping[str, object]) -> None:

@@ -26,13 +26,7 @@ from fencepost.cli.options import (
     complete_paths,
     content_type_of,
 )
-from fencepost.cli.render import (
-    ask,
-    show_facts,
-    show_lines,
-    show_table,
-    talking,
-)
+from fencepost.cli.render import ask, show_facts, show_lines, show_list, talking
 
 CLAIM_GLOBS = ("task:*/**", "tool:*/**")
 """Ids that are claims unless the server was told otherwise; an id may have slashes in it."""
@@ -56,19 +50,16 @@ def ls(
       fencepost ls --json | jq .path
     """
     with talking(url, token, as_json=as_json) as client:
-        found = client.streams(match=pattern)
-        if as_json:
-            show_lines(found)
-            return
-        rows = (
-            (
+        show_list(
+            client.streams(match=pattern),
+            ("stream", "type", "messages", "bytes", "state", "updated"),
+            lambda info: (
                 *(info.path, _short(info.content_type), info.version + 1, info.size_bytes),
                 *("closed" if info.closed else "open", info.updated),
-            )
-            for info in found
+            ),
+            empty=f"no streams match {pattern}",
+            as_json=as_json,
         )
-        columns = ("stream", "type", "messages", "bytes", "state", "updated")
-        show_table(columns, rows, empty=f"no streams match {pattern}")
 
 
 def _short(content_type: str) -> str:
@@ -216,13 +207,13 @@ def producers(
       fencepost producers --match 'checkout-*'
     """
     with talking(url, token, as_json=as_json) as client:
-        found = client.producers(stream=stream, match=match)
-        if as_json:
-            show_lines(found)
-            return
-        rows = ((one.stream, one.id, one.epoch, one.seq, one.updated) for one in found)
-        columns = ("stream", "producer", "epoch", "seq", "last seen")
-        show_table(columns, rows, empty="no producers match")
+        show_list(
+            client.producers(stream=stream, match=match),
+            ("stream", "producer", "epoch", "seq", "last seen"),
+            lambda one: (one.stream, one.id, one.epoch, one.seq, one.updated),
+            empty="no producers match",
+            as_json=as_json,
+        )
 
 
 def claims(
@@ -254,13 +245,14 @@ def claims(
         found = _claims(client, stream, match or CLAIM_GLOBS)
         if held:
             found = [one for one in found if one["status"] in HELD]
-        if as_json:
-            show_lines(found)
-            return
         names = ("stream", "id", "owner", "status", "since", "updated", "epoch")
-        rows = ([one[name] for name in names] for one in found)
-        columns = ("stream", "claim", "owner", "status", "since", "last seen", "epoch")
-        show_table(columns, rows, empty="no claims match")
+        show_list(
+            found,
+            ("stream", "claim", "owner", "status", "since", "last seen", "epoch"),
+            lambda one: [one[name] for name in names],
+            empty="no claims match",
+            as_json=as_json,
+        )
 
 
 def _claims(

@@ -18,6 +18,7 @@ from fencepost.cli.render import (
     ask,
     show_facts,
     show_lines,
+    show_list,
     show_table,
     talking,
 )
@@ -26,8 +27,6 @@ from fencepost.client.sync.subscriptions import Wake
 
 app = typer.Typer(
     help="Subscriptions: who is woken when streams have news.",
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription's id.")]
@@ -44,16 +43,16 @@ def _subscriptions(
     if context.invoked_subcommand is not None:
         return
     with talking(url, token, as_json=as_json) as client:
-        found = client.subscriptions()
-        if as_json:
-            show_lines(found)
-            return
-        rows = (
-            (one.id, one.status, one.pattern, _wakes(one), one.streams_total, one.pending_streams)
-            for one in found
+        show_list(
+            client.subscriptions(),
+            ("id", "status", "pattern", "wakes", "streams", "pending"),
+            lambda one: (
+                *(one.id, one.status, one.pattern),
+                *(_wakes(one), one.streams_total, one.pending_streams),
+            ),
+            empty="there are no subscriptions",
+            as_json=as_json,
         )
-        columns = ("id", "status", "pattern", "wakes", "streams", "pending")
-        show_table(columns, rows, empty="there are no subscriptions")
 
 
 def _wakes(one: fencepost.SubscriptionInfo) -> str | None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fencepost.cli.options import AsJson, Token, Url
-from fencepost.cli.render import ask, show_facts, show_lines, show_table, talking
+from fencepost.cli.render import ask, show_facts, show_lines, show_list, talking
 from fencepost.client.results import PositionRange
 
 
@@ -32,19 +32,16 @@ def writers(
       fencepost writers 'by-day/*' --json | jq .batch
     """
     with talking(url, token, as_json=as_json) as client:
-        found = client.writers(match=pattern)
-        if as_json:
-            show_lines(found)
-            return
-        rows = (
-            (
+        show_list(
+            client.writers(match=pattern),
+            ("writer", "query", "epoch", "last batch", "last seen"),
+            lambda one: (
                 *(one.name, one.query, one.epoch, "none" if one.batch is None else one.batch),
                 datetime.fromtimestamp(one.updated_ms / 1000, UTC),
-            )
-            for one in found
+            ),
+            empty="no writers match",
+            as_json=as_json,
         )
-        columns = ("writer", "query", "epoch", "last batch", "last seen")
-        show_table(columns, rows, empty="no writers match")
 
 
 def writer_history(
@@ -64,19 +61,16 @@ def writer_history(
       fencepost writer-history by-day -n 1 --json | jq .range.until
     """
     with talking(url, token, as_json=as_json) as client:
-        found = islice(client.writer_history(name), count)
-        if as_json:
-            show_lines(found)
-            return
-        rows = (
-            (
+        show_list(
+            islice(client.writer_history(name), count),
+            ("batch", "read after", "up to", "digest", "published"),
+            lambda one: (
                 *(one.batch, *_read(one.range), one.digest or "none"),
                 datetime.fromtimestamp(one.published_ms / 1000, UTC),
-            )
-            for one in found
+            ),
+            empty="this writer has published nothing",
+            as_json=as_json,
         )
-        columns = ("batch", "read after", "up to", "digest", "published")
-        show_table(columns, rows, empty="this writer has published nothing")
 
 
 def _read(found: PositionRange | None) -> tuple[object, object]:
