@@ -161,10 +161,23 @@ def test_a_bad_environment_variable_is_said(tmp_path: Path) -> None:
     assert "path_bytes_max" in said
 
 
-def test_an_unknown_log_level_is_said(tmp_path: Path) -> None:
-    said = refusal("--port", "0", "--data", str(tmp_path / "data"), "--log-level", "loud")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve",),
+        ("outbox", "run", "--mesh", "shop"),
+        ("outbox", "relay", "--database", "shop.db"),
+        ("events", "run", "shop:app"),
+    ],
+    ids=" ".join,
+)
+def test_an_unknown_log_level_is_said(command: tuple[str, ...]) -> None:
+    done = fencepost(*command, "--log-level", "loud")
 
-    assert "--log-level" in said
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "fencepost: --log-level is debug, info, warning or error, not 'loud'"
+    ]
 
 
 def test_an_interpreter_that_drops_the_asserts_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import typer
 import uvloop
 
 import fencepost
-from fencepost.cli.options import AsJson, Token, Url
+from fencepost.cli.options import AsJson, LogLevel, Token, Url
 from fencepost.cli.process import set_up_logs, stop_on_signals
 from fencepost.cli.profile import Profile, ProfileError, resolve
 from fencepost.cli.render import REFUSED, UNREACHABLE, USAGE, CommandError, fail
@@ -66,7 +66,7 @@ def run(
     projections: Annotated[
         str | None, typer.Option(help="Database of the projections: a file or postgresql://.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Logs as JSON lines.")] = False,
     url: Url = None,
     token: Token = None,

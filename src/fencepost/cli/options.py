@@ -10,7 +10,7 @@ import typer
 
 import fencepost
 from fencepost.cli.profile import TOKEN_VARIABLE, URL_VARIABLE, ProfileError, resolve
-from fencepost.cli.render import USAGE, CommandError
+from fencepost.cli.render import USAGE, CommandError, fail
 
 COMPLETIONS_MAX = 100
 COMPLETION_SECONDS_MAX = 1.0
@@ -37,6 +37,19 @@ def complete_paths(incomplete: str) -> list[str]:
     return found
 
 
+def _check_log_level(level: str) -> str:
+    if level.lower() not in ("debug", "info", "warning", "error"):
+        fail(f"--log-level is debug, info, warning or error, not {level!r}", USAGE)
+    return level
+
+
+LogLevel = Annotated[
+    str, typer.Option(callback=_check_log_level, help="debug, info, warning or error.")
+]
+LogJson = Annotated[
+    bool | None,
+    typer.Option("--log-json/--log-text", help="Logs as JSON lines. Default: unless a terminal."),
+]
 Path = Annotated[
     str,
     typer.Argument(help="Path of the stream, as in orders/7.", autocompletion=complete_paths),

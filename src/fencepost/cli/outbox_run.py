@@ -11,8 +11,6 @@ import importlib
 import json
 import logging
 import os
-import sys
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -24,9 +22,9 @@ import typer
 import uvloop
 
 import fencepost
-from fencepost.cli.options import Token, Url
+from fencepost.cli.options import LogJson, LogLevel, Token, Url
 from fencepost.cli.process import set_up_logs, stop_on_signals
-from fencepost.cli.profile import ProfileError, resolve
+from fencepost.cli.profile import ProfileError, read_toml, resolve
 from fencepost.cli.settings import default_folder
 from fencepost.clock import SystemClock
 from fencepost.outbox.daemon.daemon import DiskFailedError
@@ -86,13 +84,8 @@ def run(
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     url: Url = None,
     token: Token = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_json: Annotated[
-        bool | None,
-        typer.Option(
-            "--log-json/--log-text", help="Logs as JSON lines. Default: unless a terminal."
-        ),
-    ] = None,
+    log_level: LogLevel = "info",
+    log_json: LogJson = None,
 ) -> None:
     """Accept sends on this machine and deliver them, until SIGTERM or Ctrl-C.
 
@@ -103,9 +96,7 @@ def run(
     """
     if not __debug__:
         _fail("fencepost does not run under python -O: its invariants are asserts")
-    if log_level.lower() not in ("debug", "info", "warning", "error"):
-        _fail(f"--log-level is debug, info, warning or error, not {log_level!r}")
-    set_up_logs(log_level, as_json=not sys.stderr.isatty() if log_json is None else log_json)
+    set_up_logs(log_level, as_json=log_json)
     folder = folder_of(data)
     named = os.environ.get(SOCKET_VARIABLE)
     given = {
@@ -224,13 +215,7 @@ def load(config: Path | None, given: Mapping[str, Any]) -> OutboxSettings:
 def _from_file(config: Path | None) -> dict[str, Any]:
     if config is None:
         return {}
-    try:
-        with config.open("rb") as file:
-            tables = tomllib.load(file)
-    except OSError as error:
-        raise OutboxSettingsError(f"{config} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OutboxSettingsError(f"{config} is not TOML: {error}") from None
+    tables = read_toml(config, str(config), OutboxSettingsError)
     for name, table in tables.items():
         if name not in ("outbox", "features", "hooks") or not isinstance(table, dict):
             raise OutboxSettingsError(

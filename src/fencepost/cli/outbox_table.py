@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, cast
 import typer
 
 import fencepost
-from fencepost.cli.options import AsJson, Token, Url
+from fencepost.cli.options import AsJson, LogLevel, Token, Url
 from fencepost.cli.profile import Profile, ProfileError, resolve
 from fencepost.cli.render import (
     UNREACHABLE,
@@ -104,7 +104,7 @@ def relay(
         int | None,
         typer.Option(help="Serve metrics for Prometheus on this port.", min=0, max=65535),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Logs as JSON lines.")] = False,
     url: Url = None,
     token: Token = None,

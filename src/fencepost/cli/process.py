@@ -37,8 +37,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def set_up_logs(level: str, *, as_json: bool) -> None:
-    """Send all logs to standard error at `level`."""
+def set_up_logs(level: str, *, as_json: bool | None) -> bool:
+    """Send all logs to standard error at `level`, and return whether they are JSON.
+
+    With None they are, unless standard error is a terminal.
+    """
+    if as_json is None:
+        as_json = not sys.stderr.isatty()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter()
@@ -46,6 +51,7 @@ def set_up_logs(level: str, *, as_json: bool) -> None:
         else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    return as_json
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -56,20 +58,26 @@ def _same(one: str, other: str) -> bool:
 
 
 def _from_file(file: Path, *, must_exist: bool) -> dict[str, str]:
-    try:
-        with file.open("rb") as opened:
-            values = tomllib.load(opened)
-    except FileNotFoundError:
-        if must_exist:
-            raise ProfileError(f"there is no file {file}, which {FILE_VARIABLE} names") from None
-        return {}
-    except OSError as error:
-        raise ProfileError(f"the file {file} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ProfileError(f"the file {file} is not TOML: {error}") from None
+    with suppress(PermissionError):  # Reading it then says so.
+        if not file.exists():
+            if must_exist:
+                raise ProfileError(f"there is no file {file}, which {FILE_VARIABLE} names")
+            return {}
+    values = read_toml(file, f"the file {file}", ProfileError)
     for name, value in values.items():
         if name not in ("url", "token"):
             raise ProfileError(f"the file {file} has {name!r}; it may have url and token")
         if not isinstance(value, str):
             raise ProfileError(f"{name} in the file {file} must be a text, not {value!r}")
     return values
+
+
+def read_toml(file: Path, name: str, error: type[Exception]) -> dict[str, Any]:
+    """The contents of a TOML file; raises `error` with a sentence that calls the file `name`."""
+    try:
+        with file.open("rb") as opened:
+            return tomllib.load(opened)
+    except OSError as failure:
+        raise error(f"{name} cannot be read: {failure.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
+        raise error(f"{name} is not TOML: {failure}") from None

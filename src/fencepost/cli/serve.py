@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 import uvloop
 
+from fencepost.cli.options import LogJson, LogLevel
 from fencepost.cli.process import sentence_for, set_up_logs, stop_on_signals
 from fencepost.cli.settings import TWO_STORES, SettingsError, default_folder, load
 from fencepost.cli.workers import Plan, WorkersFailedError, supervise, supports_sharing
@@ -58,21 +58,13 @@ def serve(
             "--insecure", help="Listen beyond this machine although no principals are set up."
         ),
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_json: Annotated[
-        bool | None,
-        typer.Option(
-            "--log-json/--log-text", help="Logs as JSON lines. Default: unless a terminal."
-        ),
-    ] = None,
+    log_level: LogLevel = "info",
+    log_json: LogJson = None,
 ) -> None:
     """Run a server until SIGTERM or Ctrl-C, then finish what is in flight."""
     if not __debug__:
         _fail("fencepost does not run under python -O: its invariants are asserts")
-    if log_level.lower() not in ("debug", "info", "warning", "error"):
-        _fail(f"--log-level is debug, info, warning or error, not {log_level!r}")
-    as_json = not sys.stderr.isatty() if log_json is None else log_json
-    set_up_logs(log_level, as_json=as_json)
+    as_json = set_up_logs(log_level, as_json=log_json)
     overrides: dict[str, dict[str, Any]] = {}
     if long_poll_ms is not None:
         overrides["server"] = {"long_poll_ms": long_poll_ms}

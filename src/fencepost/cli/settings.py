@@ -14,7 +14,6 @@ that names one chooses the kind, and a key that only the other kind knows is an 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 import platformdirs
 
+from fencepost.cli.profile import read_toml
 from fencepost.clock import SystemClock
 from fencepost.http.settings import HttpSettings
 from fencepost.protocol.globs import BadGlob, parse_glob
@@ -177,13 +177,7 @@ def _store(
 
 
 def _from_file(config: Path) -> dict[str, dict[str, Any]]:
-    try:
-        with config.open("rb") as file:
-            tables = tomllib.load(file)
-    except OSError as error:
-        raise SettingsError(f"the config file {config} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the config file {config} is not TOML: {error}") from None
+    tables = read_toml(config, f"the config file {config}", SettingsError)
     for name, values in tables.items():
         if name in ("retention", *_LISTS) and isinstance(values, list):
             continue
