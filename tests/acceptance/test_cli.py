@@ -375,7 +375,7 @@ def test_errors_are_objects_for_programs(shell: Shell) -> None:
     done = shell.run("head", "missing", "--json", code=1)
 
     assert json.loads(done.stdout)["code"] == "stream_not_found"
-    assert "There is no such stream" in done.stderr
+    assert "There is no such stream, or it expired (missing)." in done.stderr
 
 
 def test_a_token_comes_from_the_option_the_environment_or_the_file(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, BinaryIO, NoReturn, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 import typer
@@ -190,6 +191,8 @@ def _reason(error: fencepost.ResponseError) -> str:
     detail = error.detail
     if detail == NO_REASON:
         detail = (type(error).__doc__ or detail).partition(". ")[0]
+        path = unquote((error.path or "").partition("/v1/stream/")[2])
+        detail += f" ({path})" if path else ""
     shown = printable(detail.strip())
     return shown if shown.endswith((".", "!", "?")) else shown + "."
 
@@ -200,7 +203,8 @@ _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
     (fencepost.ForbiddenError, "Ask the operator of the server for a grant"),
     (
         fencepost.StreamNotFoundError,
-        "`fencepost ls` shows the streams there are, `fencepost create` makes one",
+        "`fencepost ls` shows the streams there are, `fencepost create` or `append --create` makes"
+        " one",
     ),
     (
         fencepost.DestinationNotFoundError,
