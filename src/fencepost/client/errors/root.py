@@ -7,7 +7,7 @@ answered with is in the modules beside this one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 
 class FencepostError(Exception):
@@ -22,6 +22,10 @@ class FencepostError(Exception):
     status: int | None = None
     code: str | None = None
     request_id: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are made again of their text alone, which the classes with facts do not take.
+        return _again, (type(self), self.args), self.__dict__.copy()
 
     def locate(
         self, method: str, path: str, status: int | None, headers: Mapping[str, str]
@@ -53,6 +57,11 @@ class FencepostError(Exception):
             facts.append(f"request {self.request_id}")
         where = f"({', '.join(facts)})"
         return said if where in said else f"{said} {where}"
+
+
+def _again(kind: type[FencepostError], args: tuple[object, ...]) -> FencepostError:
+    """An error that comes from another process; its facts are set behind this."""
+    return kind.__new__(kind, *args)
 
 
 class InvalidArgumentError(FencepostError, ValueError):
