@@ -107,6 +107,8 @@ async def test_a_client_that_was_closed_before_says_so(
         await client.close()
         with pytest.raises(fencepost.ClientClosedError):
             await client.stream("s").follow().messages()
+        with pytest.raises(fencepost.ClientClosedError, match="the client was closed"):
+            client.stream("s").producer("p")
 
 
 async def test_a_reading_tells_how_far_it_came(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fencepost.client import operations, subscriptions, writers
+from fencepost.client.aio.closing import AsyncClosing
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.aio.meshes import AsyncMesh
@@ -39,7 +39,7 @@ from fencepost.client.subscriptions import SubscriptionInfo
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncClosing):
     """A server, and the way to its streams. Make it with `fencepost.connect_async`."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -326,17 +326,6 @@ class AsyncClient:
     async def close(self) -> None:
         """Hang up. Streams and readings of this client end with it."""
         await self._driver.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def _pages(self, name: str, kind: type[T], query: dict[str, Any]) -> AsyncListing[T]:
         settings = self._driver.settings

@@ -316,9 +316,13 @@ class AsyncDriver:
         connection.stop = stop
         return connection
 
-    async def _connected(self) -> AsyncConnection:
+    def require_open(self) -> None:
+        """Raise `ClientClosedError` once the client was closed."""
         if self._closed:
             raise ClientClosedError("the client was closed")
+
+    async def _connected(self) -> AsyncConnection:
+        self.require_open()
         if self._pid != os.getpid():
             # The parent still uses the sockets of these connections, so the child only drops them.
             self._idle = deque()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from fencepost.client import operations
+from fencepost.client.aio.closing import AsyncClosing
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.decoding import array_inside, text_of
 from fencepost.client.errors import require
@@ -16,7 +16,7 @@ from fencepost.client.results import Batch, LogEntry, LogPage
 T = TypeVar("T")
 
 
-class AsyncReading(Generic[T]):
+class AsyncReading(AsyncClosing, Generic[T]):
     """A read under way: iterate over it for messages, or its `batches()`."""
 
     def __init__(
@@ -105,17 +105,6 @@ class AsyncReading(Generic[T]):
         if not self._is_waiting:
             await self._shut()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     async def _next(self) -> Batch[T] | None:
         self._is_waiting = True
         try:
@@ -153,7 +142,7 @@ class AsyncListing(Generic[T]):
             self._entries = iter(page)
 
 
-class AsyncLogReading:
+class AsyncLogReading(AsyncClosing):
     """The log under way: iterate over it for entries, or its `pages()`.
 
     `after` is where to go on: the last position of the last page whose entries were all taken. Of a
@@ -192,14 +181,3 @@ class AsyncLogReading:
     async def close(self) -> None:
         """Stop reading. A caller that waits for the next entry elsewhere gets the end at once."""
         self._stop.set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fencepost.client import operations, subscriptions, writers
 from fencepost.client.arrow_log import ArrowPage, arrow_page
@@ -30,6 +29,7 @@ from fencepost.client.results import (
 )
 from fencepost.client.settings import JSON, ClientSettings, Value
 from fencepost.client.subscriptions import SubscriptionInfo
+from fencepost.client.sync.closing import Closing
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.client.sync.meshes import Mesh
@@ -40,7 +40,7 @@ from fencepost.client.sync.subscriptions import Subscription
 T = TypeVar("T")
 
 
-class Client:
+class Client(Closing):
     """A server, and the way to its streams. Make it with `fencepost.connect`."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -321,17 +321,6 @@ class Client:
     def close(self) -> None:
         """Hang up. Streams and readings of this client end with it."""
         self._driver.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _pages(self, name: str, kind: type[T], query: dict[str, Any]) -> Listing[T]:
         settings = self._driver.settings

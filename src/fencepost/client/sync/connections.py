@@ -317,9 +317,13 @@ class Driver:
         connection.stop = stop
         return connection
 
-    def _connected(self) -> Connection:
+    def require_open(self) -> None:
+        """Raise `ClientClosedError` once the client was closed."""
         if self._closed:
             raise ClientClosedError("the client was closed")
+
+    def _connected(self) -> Connection:
+        self.require_open()
         if self._pid != os.getpid():
             # The parent still uses the sockets of these connections, so the child only drops them.
             self._idle = deque()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from fencepost.client import operations
@@ -12,12 +11,13 @@ from fencepost.client.decoding import array_inside, text_of
 from fencepost.client.errors import require
 from fencepost.client.reading import Follower, LogReader, Paged, Reader
 from fencepost.client.results import Batch, LogEntry, LogPage
+from fencepost.client.sync.closing import Closing
 from fencepost.client.sync.connections import Driver
 
 T = TypeVar("T")
 
 
-class Reading(Generic[T]):
+class Reading(Closing, Generic[T]):
     """A read under way: iterate over it for messages, or its `batches()`."""
 
     def __init__(
@@ -106,17 +106,6 @@ class Reading(Generic[T]):
         if not self._is_waiting:
             self._shut()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _next(self) -> Batch[T] | None:
         self._is_waiting = True
         try:
@@ -154,7 +143,7 @@ class Listing(Generic[T]):
             self._entries = iter(page)
 
 
-class LogReading:
+class LogReading(Closing):
     """The log under way: iterate over it for entries, or its `pages()`.
 
     `after` is where to go on: the last position of the last page whose entries were all taken. Of a
@@ -193,14 +182,3 @@ class LogReading:
     def close(self) -> None:
         """Stop reading. A caller that waits for the next entry elsewhere gets the end at once."""
         self._stop.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -172,6 +172,8 @@ class Stream:
             on_ack: Called with the receipt of every stored batch.
             on_error: Called with the error and the batch, data included, that was not stored.
         """
+        # A producer has a connection of its own, so it would not notice by itself.
+        self._driver.require_open()
         settings = self._settings.carrying(headers, params)
         tuning = ProducerSettings(
             batch_bytes_max=batch_bytes_max,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from fencepost.client.aio.closing import AsyncClosing
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.readings import AsyncListing
 from fencepost.client.operations import query_of
@@ -15,7 +15,7 @@ from fencepost.outbox import local
 from fencepost.outbox.local import InboxMessage, RequeuedRow, RowDetails, RowInfo, Taken
 
 
-class AsyncDaemonOutbox:
+class AsyncDaemonOutbox(AsyncClosing):
     """The outbox behind the socket of this machine. `Outbox.daemon_async()` makes it."""
 
     def __init__(
@@ -100,14 +100,3 @@ class AsyncDaemonOutbox:
     async def close(self) -> None:
         """Close the connections to the daemon."""
         await self._driver.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

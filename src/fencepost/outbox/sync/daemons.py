@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from fencepost.client.operations import query_of
 from fencepost.client.reading import Pages
+from fencepost.client.sync.closing import Closing
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.readings import Listing
 from fencepost.outbox import local
 from fencepost.outbox.local import InboxMessage, RequeuedRow, RowDetails, RowInfo, Taken
 
 
-class DaemonOutbox:
+class DaemonOutbox(Closing):
     """The outbox behind the socket of this machine. `Outbox.daemon_async()` makes it."""
 
     def __init__(
@@ -99,14 +99,3 @@ class DaemonOutbox:
     def close(self) -> None:
         """Close the connections to the daemon."""
         self._driver.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
