@@ -1,19 +1,20 @@
 """Globs over stream paths: `*` stands for one segment, `**` for any number of them, also none.
 
-A `*` beside other characters stands for any run of them within its segment. Matching takes time in
-proportion to pattern times path, whatever the pattern: it looks for the pieces between wildcards
-from left to right and never goes back, which is right because the earliest place that a piece fits
-leaves the most room for the rest.
-
-`Globs` is several patterns as one. A path is compared only with the patterns whose literal
-beginning it shares, which are found by halving among all beginnings.
+A `*` beside other characters stands for any run of them within its segment. A pattern with one `**`
+or none is compared piece by piece, from left to right and never back, which is right because the
+earliest place that a piece fits leaves the most room for the rest. More patterns together, or a
+pattern in which a run of segments must be looked for, are one automaton (`automata.py`). Either way
+a comparison takes time in proportion to the path, whatever the patterns: another principal wrote
+them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from fencepost.protocol.automata import Automaton
 
 ANY = "**"
 
@@ -27,7 +28,7 @@ class BadGlob(NamedTuple):
 class Glob:
     """A pattern that is understood."""
 
-    __slots__ = ("_longest", "_rest", "_runs", "_shortest", "_stem", "prefix", "text")
+    __slots__ = ("_automaton", "_longest", "_rest", "_runs", "_shortest", "_stem", "prefix", "text")
 
     def __init__(self, text: str) -> None:
         segments = text.split("/")
@@ -37,6 +38,7 @@ class Glob:
         self._rest = star + rest
         self._runs = _runs(segments)
         self._shortest = sum(map(len, self._runs))
+        self._automaton: Automaton | None = None
         # A path that lacks this piece is no match, and that is seen without taking it apart.
         pieces = [piece for run in self._runs for segment in run for piece in segment]
         self._longest = max(pieces, key=len, default="")
@@ -64,64 +66,55 @@ class Glob:
             return path.startswith(stem) or path == stem[:-1]
         if self._longest not in path:
             return False
-        segments = path.split("/")
         runs = self._runs
+        if len(runs) > 2:
+            automaton = self._automaton
+            if automaton is None:
+                automaton = self._automaton = Automaton([self.text])
+            return automaton.takes(path)
+        segments = path.split("/")
         if len(runs) == 1:
             return len(segments) == self._shortest and _fits(runs[0], segments, 0)
         if len(segments) < self._shortest:
             return False
-        first, last = runs[0], runs[-1]
-        end = len(segments) - len(last)
-        if not _fits(first, segments, 0) or not _fits(last, segments, end):
-            return False
-        at = len(first)
-        for run in runs[1:-1]:
-            while at + len(run) <= end and not _fits(run, segments, at):
-                at += 1
-            at += len(run)
-            if at > end:
-                return False
-        return True
+        first, last = runs
+        return _fits(first, segments, 0) and _fits(last, segments, len(segments) - len(last))
 
 
 class Globs:
-    """Several patterns as one: it takes what any of them takes.
+    """Several patterns as one: it takes what any of them takes."""
 
-    The literal beginnings form a trie, kept as a sorted list in which each one names the longest
-    other beginning that it starts with. Every beginning of a path is the last one that sorts
-    before the path, or is reached from that one.
-    """
-
-    __slots__ = ("_globs", "_parents", "_stems", "comparisons_max")
+    __slots__ = ("_automaton", "_globs", "comparisons_max")
 
     def __init__(self, globs: Iterable[Glob]) -> None:
-        by_stem: dict[str, dict[str, Glob]] = {}
-        for glob in globs:
-            by_stem.setdefault(literal_prefix(glob), {})[glob.text] = glob
-        self._stems = sorted(by_stem)
-        self._globs = [tuple(by_stem[stem].values()) for stem in self._stems]
-        self._parents: list[int] = []
-        totals: list[int] = []
-        above: list[int] = []
-        for index, stem in enumerate(self._stems):
-            while above and not stem.startswith(self._stems[above[-1]]):
-                above.pop()
-            self._parents.append(above[-1] if above else -1)
-            totals.append(len(self._globs[index]) + (totals[above[-1]] if above else 0))
-            above.append(index)
-        self.comparisons_max: int = max(totals, default=0)
-        """Patterns that one path is compared with at most."""
+        self._globs = tuple({glob.text: glob for glob in globs}.values())
+        # It is made when a path comes, in the thread that compares.
+        self._automaton: Automaton | None = None
+        self.comparisons_max: int = _sharing_max(self._globs)
+        """Patterns whose literal beginning one path shares at most."""
 
     def matches(self, path: str) -> bool:
         """Whether one of the patterns takes `path`."""
-        at = bisect_right(self._stems, path) - 1
-        while at >= 0:
-            if path.startswith(self._stems[at]):
-                for glob in self._globs[at]:  # not any(): this is asked of thousands of paths
-                    if glob.matches(path):
-                        return True
-            at = self._parents[at]
-        return False
+        if len(self._globs) == 1:
+            return self._globs[0].matches(path)
+        automaton = self._automaton
+        if automaton is None:
+            automaton = self._automaton = Automaton(glob.text for glob in self._globs)
+        return automaton.takes(path)
+
+
+def _sharing_max(globs: Iterable[Glob]) -> int:
+    """How many of these patterns have literal beginnings that begin with each other, at most."""
+    counts = Counter(map(literal_prefix, globs))
+    most = 0
+    above: list[tuple[str, int]] = []
+    for stem in sorted(counts):
+        while above and not stem.startswith(above[-1][0]):
+            above.pop()
+        total = counts[stem] + (above[-1][1] if above else 0)
+        above.append((stem, total))
+        most = max(most, total)
+    return most
 
 
 def literal_prefix(glob: Glob) -> str:

@@ -1,11 +1,13 @@
 """Globs over stream paths, by table and against a slower matcher that is plainly right."""
 
+import random
 import re
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fencepost.protocol.automata import SETS_MAX, STEPS_MAX, Automaton
 from fencepost.protocol.globs import BadGlob, Glob, Globs, parse_glob
 
 
@@ -121,3 +123,47 @@ def test_a_path_is_compared_with_the_patterns_that_begin_like_it() -> None:
     assert Globs([*tenants, Glob("**/x"), Glob("*/y")]).comparisons_max == 5
     assert Globs([Glob("a/*"), Glob("a/*")]).comparisons_max == 1
     assert Globs(()).comparisons_max == 0
+
+
+@given(st.lists(patterns, min_size=2, max_size=6), st.lists(paths, max_size=40))
+def test_what_an_automaton_remembers_changes_no_answer(
+    written: list[str], several: list[str]
+) -> None:
+    """For any patterns and paths, one that forgets at every step answers like one that does not."""
+    kept, forgetful = Automaton(written), Automaton(written)
+    forgetful._sets_max = 1
+
+    for path in several:
+        expected = any(Glob(pattern).matches(path) for pattern in written)
+        assert kept.takes(path) == forgetful.takes(path) == expected
+
+
+def test_what_an_automaton_remembers_is_bounded() -> None:
+    dice = random.Random(4)
+    automaton = Automaton(f"**/*x{number}*y" for number in range(256))
+    for _ in range(3_000):
+        automaton.takes("".join(dice.choice("xy0123456789/") for _ in range(40)))
+
+    assert len(automaton._remembered.places) <= SETS_MAX
+    assert sum(map(len, automaton._remembered.steps.values())) <= STEPS_MAX
+
+
+HOSTILE = ["/".join(["**", *["a"] * 250, "b", "**"]), "/".join(["**", *["*a*"] * 250, "*", "**"])]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+def test_a_long_pattern_looks_at_each_character_of_a_path_once(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/".join(["a"] * 512)
+    moves: list[str] = []
+    moved = Automaton._moved
+
+    def counted(self: Automaton, places: int, character: str) -> int:
+        moves.append(character)
+        return moved(self, places, character)
+
+    monkeypatch.setattr(Automaton, "_moved", counted)
+    Glob(pattern).matches(path)
+
+    assert 0 < len(moves) <= 2 * len(path)
