@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ READING_S_MAX = 5.0
 from PostgreSQL took up to 2.5 s. Before, a read timed out after 30 s."""
 SCANNING_S_MAX = 8.0
 """A reading of the log waits for a slice of the other principal; it waited half a minute before."""
+SLICE_CHARACTERS_MAX = 65_536
+"""Characters of paths that a slice compares at most, a block of it included."""
+PATH_CHARACTERS = 20
+"""What most paths of `mallory` have."""
+LISTING_S_MAX = 5.0
+"""A comparison takes up to 0.1 ms. It took 30 ms, so 400 of them took 12 s."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +90,44 @@ def keep_asking(port: int, target: str, stop: threading.Event) -> None:
             left.popleft().close()
     for connection in left:
         connection.close()
+
+
+def slices_of(connection: Connection) -> float:
+    """Slices of readings that were begun so far."""
+    found = re.search(
+        r"^fencepost_store_scan_slices_total (\S+)$",
+        connection.ask("GET", "/metrics", bearer("root")).body.decode(),
+        re.MULTILINE,
+    )
+    assert found is not None
+    return float(found[1])
+
+
+def test_a_reading_gives_up_its_thread_again_and_again(server: ServerProcess) -> None:
+    query = "&".join(f"match={SHAPES['overlapping'](number)}" for number in range(250))
+    with Connection(server.port) as mallory:
+        before = slices_of(mallory)
+        reply = mallory.ask("GET", f"/v1/log?after=-1&{query}", bearer("mallory"))
+        assert reply.headers["log-up-to-date"] == "true"
+
+        assert slices_of(mallory) - before >= STREAMS * PATH_CHARACTERS / SLICE_CHARACTERS_MAX
+
+
+def test_a_pattern_of_hundreds_of_segments_takes_no_longer_than_others(
+    server: ServerProcess,
+) -> None:
+    pattern = "/".join(["mallory", "**", *["*a*"] * 240, "b", "**"])
+    deep = ["/".join(["mallory", f"deep-{number}", *["a"] * 480]) for number in range(400)]
+    make_streams(server.port, "mallory", deep)
+    with Connection(server.port) as mallory:
+
+        def listed() -> None:
+            target = f"/v1/streams?match={pattern}&limit=1000"
+            assert mallory.ask("GET", target, bearer("mallory")).status == 200
+
+        taken = seconds_each(listed, count=1)
+
+    assert taken[0] < LISTING_S_MAX
 
 
 def test_a_reader_with_many_patterns_is_told_where_to_go_on(server: ServerProcess) -> None:

@@ -224,21 +224,21 @@ async def test_what_is_written_down_in_advance_changes_no_plan(
 )
 @pytest.mark.parametrize("limit", [100, 5_000, 100_000])
 @pytest.mark.parametrize(
-    ("streams_max", "slice_comparisons"), [(STREAMS_MAX, 8_000), (0, 8_000), (0, 3)]
+    ("streams_max", "slice_characters"), [(STREAMS_MAX, 8_000), (0, 8_000), (0, 3)]
 )
 def test_however_rows_are_found_they_are_the_selected_ones_in_order(
     filled: Path,
     selection: Selection,
     limit: int,
     streams_max: int,
-    slice_comparisons: int,
+    slice_characters: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log, "STREAMS_MAX", streams_max)
     monkeypatch.setattr(log, "BLOCK_POSITIONS", 1_000)
     monkeypatch.setattr(log.Span, "block_positions", 1_000)
     monkeypatch.setattr(log, "SEARCH_POSITIONS", 12_000)
-    monkeypatch.setattr(log, "SLICE_COMPARISONS", slice_comparisons)
+    monkeypatch.setattr(log, "SLICE_CHARACTERS", slice_characters)
     connection = SqliteConnection(connect(filled))
     paths: dict[Any, Any] = dict(connection.raw.execute("SELECT id, path FROM streams"))
     wanted = [

@@ -12,8 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from fencepost.protocol.globs import ANY, Glob, fits
-from fencepost.protocol.logs import Part, Selection
+from fencepost.protocol.globs import ANY, Glob, fits, literal_prefix
+from fencepost.protocol.logs import (
+    Part,
+    Range,
+    Selection,
+    common_ranges,
+    joined_ranges,
+    text_range,
+)
 from fencepost.protocol.rates import UNLIMITED, Pace
 
 T = TypeVar("T")
@@ -124,6 +131,7 @@ class Principal:
         "_verbs",
         "name",
         "pace",
+        "read_ranges",
         "rules",
     )
 
@@ -146,6 +154,11 @@ class Principal:
         self._everything = _granted(
             grant.verbs for grant in self._grants if any(glob.text == ANY for glob in grant.streams)
         )
+        shown = [one for one in self._grants if one.verbs & (READ | ADMIN)]
+        self.read_ranges = tuple(
+            joined_ranges(text_range(literal_prefix(glob)) for one in shown for glob in one.streams)
+        )
+        """Where paths lie that it may read, with others between them."""
 
     def renamed(self, name: str) -> Principal:
         """Another one with the same grants."""
@@ -254,23 +267,35 @@ def _includes(
     return len(inner) in reached
 
 
+EVERYWHERE: tuple[Range, ...] = (("", None),)
+
+
 class Narrowed(Glob):
-    """A glob that takes only what a principal may read of it."""
+    """A glob that takes only what a principal may read of it, all of which lies in `ranges`."""
 
-    __slots__ = ("_may_read",)
+    __slots__ = ("_may_read", "_ranges")
 
-    def __init__(self, text: str, may_read: Callable[[str], bool]) -> None:
+    def __init__(
+        self, text: str, may_read: Callable[[str], bool], ranges: Sequence[Range] = EVERYWHERE
+    ) -> None:
         super().__init__(text)
         self._may_read = may_read
+        self._ranges = ranges
 
     def matches(self, path: str) -> bool:
         return super().matches(path) and self._may_read(path)
 
+    def within(self, whole: Range) -> Range:
+        """As much of a range of paths as holds what it takes there; an empty one for nothing."""
+        ranges = common_ranges([whole], self._ranges)
+        return (ranges[0][0], ranges[-1][1]) if ranges else ("", "")
+
 
 class NarrowedSelection(Selection):
-    """A selection of what a principal may read of it; without paths and globs that is not all."""
+    """A selection of what a principal may read of it, all of which lies in `ranges`; without paths
+    and globs that is not all."""
 
-    __slots__ = ("_may_read",)
+    __slots__ = ("_may_read", "_ranges")
 
     def __init__(
         self,
@@ -278,11 +303,16 @@ class NarrowedSelection(Selection):
         globs: Iterable[Glob],
         part: Part | None,
         may_read: Callable[[str], bool],
+        ranges: Sequence[Range] = EVERYWHERE,
     ) -> None:
         globs = tuple(globs)
         paths = tuple(paths)
         super().__init__(paths, globs if paths or globs else (Glob(ANY),), part)
         self._may_read = may_read
+        self._ranges = ranges
 
     def takes_path(self, path: str) -> bool:
         return super().takes_path(path) and self._may_read(path)
+
+    def path_ranges(self) -> list[Range]:
+        return common_ranges(super().path_ranges(), self._ranges)

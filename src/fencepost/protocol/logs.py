@@ -36,6 +36,10 @@ _RFC3339 = re.compile(
 )
 
 
+Range = tuple[str, str | None]
+"""Texts from the first on, below the second (None: no end)."""
+
+
 class Part(NamedTuple):
     """A share of all streams: those whose incarnation modulo `shares` is `share`."""
 
@@ -84,23 +88,39 @@ class Selection:
         """Whether this incarnation at this path is wanted."""
         return (self.part is None or self.part.holds(stream_id)) and self.takes_path(path)
 
-    def path_ranges(self) -> list[tuple[str, str | None]]:
-        """Where wanted paths can lie: from the first, below the second (None: no end).
+    def path_ranges(self) -> list[Range]:
+        """Where wanted paths can lie.
 
         The ranges are in order and do not overlap, however many patterns have the same beginning.
         """
-        ranges: list[tuple[str, str | None]] = [(path, next_text(path)) for path in self.paths]
+        ranges: list[Range] = [(path, next_text(path)) for path in self.paths]
         ranges += {text_range(literal_prefix(glob)) for glob in self.globs}
-        joined: list[tuple[str, str | None]] = []
-        for first, last in sorted(ranges, key=lambda one: one[0]):
-            if joined:
-                before, end = joined[-1]
-                if end is None or first < end:
-                    longer = None if end is None or last is None else max(end, last)
-                    joined[-1] = before, longer
-                    continue
-            joined.append((first, last))
-        return joined
+        return joined_ranges(ranges)
+
+
+def joined_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """What several ranges of texts cover, in order and without overlaps."""
+    joined: list[Range] = []
+    for first, last in sorted(ranges, key=lambda one: one[0]):
+        if joined:
+            before, end = joined[-1]
+            if end is None or first < end:
+                longer = None if end is None or last is None else max(end, last)
+                joined[-1] = before, longer
+                continue
+        joined.append((first, last))
+    return joined
+
+
+def common_ranges(some: Iterable[Range], others: Iterable[Range]) -> list[Range]:
+    """What ranges of texts and others have in common; each list is in order, without overlaps."""
+    found = []
+    for first, last in some:
+        for other_first, other_last in others:
+            low, ends = max(first, other_first), [end for end in (last, other_last) if end]
+            if not ends or low < min(ends):
+                found.append((low, min(ends, default=None)))
+    return found
 
 
 def next_text(text: str) -> str:
@@ -108,7 +128,7 @@ def next_text(text: str) -> str:
     return text + "\x01"
 
 
-def text_range(prefix: str) -> tuple[str, str | None]:
+def text_range(prefix: str) -> Range:
     """The range of all texts that begin with `prefix`, in the order of their code points."""
     for end in range(len(prefix), 0, -1):
         following = ord(prefix[end - 1]) + 1

@@ -311,6 +311,11 @@ def name_of(principal: Principal | None) -> str:
     return "" if principal is None else principal.name
 
 
+def asker_of(request: Request) -> str:
+    """Whose turn a request takes where turns are taken; an address without authorization."""
+    return request.peer if request.principal is None else request.principal.name
+
+
 def scope_of(principal: Principal | None) -> str:
     """What the names of a principal's transactions begin with in the store."""
     return "" if principal is None else principal.name + SCOPE_END
@@ -328,7 +333,8 @@ def readable_glob(principal: Principal | None, glob: Glob | None) -> Glob | None
     """A pattern, narrowed to what may be read."""
     if principal is None:
         return glob
-    return Narrowed(ANY if glob is None else glob.text, principal.may_read)
+    text = ANY if glob is None else glob.text
+    return Narrowed(text, principal.may_read, principal.read_ranges)
 
 
 def readable_selection(
@@ -340,7 +346,7 @@ def readable_selection(
     if not principal.may_somewhere(READ):
         # An empty log would look like one without messages.
         raise forbidden("you lack the verb read on every stream")
-    return NarrowedSelection(paths, globs, part, principal.may_read)
+    return NarrowedSelection(paths, globs, part, principal.may_read, principal.read_ranges)
 
 
 def may_read(principal: Principal | None) -> Callable[[str], bool]:

@@ -37,7 +37,7 @@ class LogQuery(NamedTuple):
     bytes_max: int
     skip_pruned: bool = False
     principal: str = ""
-    """The name of the principal that reads, for its share of the threads."""
+    """The principal that reads, or its address without authorization: its share of the threads."""
     events: EventFilter | None = None
     descending: bool = False
 
@@ -155,7 +155,7 @@ class PlanQuery(NamedTuple):
     parts: int
     at_ms: int | None
     principal: str = ""
-    """The name of the principal that asks, for its share of the threads."""
+    """The principal that asks, or its address without authorization: its share of the threads."""
 
 
 class Plan(NamedTuple):

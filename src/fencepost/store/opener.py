@@ -203,7 +203,7 @@ def _open_sqlite(
     store.decider.claims.auditor = auditor
     upkeep = SqliteUpkeep(store, clock)
     subscriptions = SqliteSubscriptions(store)
-    scans = Scans(store.scanners, threads=settings.scan_threads)
+    scans = Scans(store.scanners, threads=settings.scan_threads + 1)
 
     def measure(told: Measure) -> None:
         store.commits.on_commit = told
@@ -254,7 +254,7 @@ async def _open_postgres(
         store = await PostgresStore.open(settings, clock, simulated=simulated, migrating=migrate)
     store.decider.claims.auditor = auditor
     leading = Leading(store, clock, simulated=simulated)
-    scans = Scans(store.scanners, threads=settings.scan_threads)
+    scans = Scans(store.scanners, threads=settings.scan_threads + 1)
 
     def measure(told: Measure) -> None:
         store.turns.on_commit = told

@@ -22,7 +22,8 @@ class StoreSettings:
     reader_threads: int = 2
     """Threads that read messages from disk."""
     scan_threads: int = 2
-    """Threads that read the global log; the principals that read it take turns on them."""
+    """Threads on which one principal may read the global log at once. There is one more, so that
+    another principal finds a thread that is free, and the principals take turns on all of them."""
     log_retention_ms: int = 7 * 86_400_000
     """How long the rows of a deleted stream stay readable in the global log."""
     key_retention_s: int = 7 * 86_400

@@ -202,6 +202,45 @@ def test_a_narrowed_glob_and_selection_take_only_what_may_be_read() -> None:
     ]
 
 
+GLOBS = ["**", "a/**", "a/*", "ab*", "b/c/*", "*", "**/d", "a"]
+
+
+@given(
+    st.lists(st.sampled_from(GLOBS), max_size=3),
+    st.lists(st.sampled_from(GLOBS), max_size=3),
+    st.sampled_from(["a", "a/b", "ab", "abc", "b", "b/c/d", "c", "d", "a/b/d"]),
+)
+def test_all_that_a_principal_may_read_of_a_selection_lies_in_its_ranges(
+    granted: list[str], asked: list[str], path: str
+) -> None:
+    """For any grants and patterns, a path that is taken lies in one range, as for lists."""
+    ann = principal("ann", *((glob, READ) for glob in granted))
+    selection = NarrowedSelection((), map(Glob, asked), None, ann.may_read, ann.read_ranges)
+
+    ranges = selection.path_ranges()
+    holding = [one for one in ranges if one[0] <= path and (one[1] is None or path < one[1])]
+    first, last = Narrowed("**", ann.may_read, ann.read_ranges).within(("", None))
+
+    assert len(holding) <= 1
+    if selection.takes_path(path):
+        assert holding
+        assert first <= path
+        assert last is None or path < last
+
+
+def test_without_patterns_only_what_may_be_read_is_looked_for() -> None:
+    ann = principal("ann", ("orders/**", READ), ("bills/eu/*", READ), ("notes/**", APPEND))
+    everything = NarrowedSelection((), (), None, ann.may_read, ann.read_ranges)
+    elsewhere = NarrowedSelection((), (Glob("notes/*"),), None, ann.may_read, ann.read_ranges)
+
+    assert everything.path_ranges() == [("bills/eu/", "bills/eu0"), ("orders", "ordert")]
+    assert elsewhere.path_ranges() == []
+    assert Narrowed("notes/*", ann.may_read, ann.read_ranges).within(("notes/", "notes0")) == (
+        "",
+        "",
+    )
+
+
 def test_what_is_remembered_of_paths_does_not_grow_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

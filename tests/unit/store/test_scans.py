@@ -125,3 +125,29 @@ async def test_a_slice_that_fails_frees_its_thread() -> None:
     with pytest.raises(ValueError, match="broken"):
         await fails
     assert await stays == "stays"
+
+
+async def test_a_principal_leaves_one_thread_to_the_others() -> None:
+    readers = HeldReaders()
+    scans = Scans(readers, threads=3)
+    tasks = [ask(scans, "mallory", f"m{number}") for number in range(4)]
+    await settle()
+    assert readers.names == ["m0", "m1"]
+
+    tasks.append(ask(scans, "ann", "a0"))
+    await settle()
+    assert readers.names == ["m0", "m1", "a0"]
+    tasks.append(ask(scans, "bob", "b0"))
+    await settle()
+    assert readers.names == ["m0", "m1", "a0"]
+
+    readers.end(2)
+    await settle()
+    assert readers.names == ["m0", "m1", "a0", "b0"], "mallory took the thread that is left"
+    for place in range(6):
+        if not readers.begun[place][1].done():
+            readers.end(place)
+            await settle()
+
+    assert [task.result() for task in tasks] == ["m0", "m1", "m2", "m3", "a0", "b0"]
+    assert (scans.waiting_count, scans._free) == (0, 3)

@@ -25,7 +25,7 @@ from fencepost.protocol.logs import (
     parse_part,
     parse_position,
 )
-from fencepost.server.access import name_of, readable_selection
+from fencepost.server.access import asker_of, name_of, readable_selection
 from fencepost.server.handlers import log_formats
 from fencepost.server.handlers.fields import RefusedError, bad, calendar_time
 from fencepost.server.handlers.querying import Parameters
@@ -101,7 +101,7 @@ class Logs:
         if live not in (None, "long-poll", "sse"):
             raise bad("live_invalid", "live is long-poll or sse")
         resumed = _resumed(request) if live == "sse" else None
-        query = self._query(parameters, resumed, request.principal)
+        query = self._query(parameters, resumed, request)
         form = _form(request)
         if live is not None and query.descending:
             raise bad("order_invalid", "order=desc reads what is there: it cannot be live")
@@ -113,17 +113,16 @@ class Logs:
             return await self._once(query, form)
         if (too_many := self._waiter_limit.refusal(request)) is not None:
             return too_many
+        principal = name_of(request.principal)
         if live == "long-poll":
-            return await self._long_poll(query, form)
+            return await self._long_poll(query, form, principal)
         if form.content_type != NDJSON:
             raise _not_acceptable(
                 "events carry JSON lines: Arrow is for catching up and long-polls"
             )
-        return await self._events(query, form)
+        return await self._events(query, form, principal)
 
-    def _query(
-        self, parameters: Parameters, resumed: int | None, principal: Principal | None
-    ) -> LogQuery:
+    def _query(self, parameters: Parameters, resumed: int | None, request: Request) -> LogQuery:
         after = resumed if resumed is not None else _after(parameters)
         until = parameters.integer(
             "until", "until_invalid", least=0, most=POSITION_MAX, default=None
@@ -142,13 +141,13 @@ class Logs:
             raise bad("pruned_invalid", "pruned is fail or skip")
         assert limit is not None
         return LogQuery(
-            self._selection(parameters, principal),
+            self._selection(parameters, request.principal),
             after,
             until,
             messages_max=limit,
             bytes_max=self._limits.log_bytes_max,
             skip_pruned=pruned == "skip",
-            principal=name_of(principal),
+            principal=asker_of(request),
             events=_events_of(parameters),
             descending=_descending(parameters),
         )
@@ -180,9 +179,9 @@ class Logs:
         headers = _headers(chunk, form.content_type, descending=query.descending)
         return Response(200, headers, body or form.empty)
 
-    async def _long_poll(self, query: LogQuery, form: _Form) -> Response:
+    async def _long_poll(self, query: LogQuery, form: _Form, principal: str) -> Response:
         deadline_ms = self._clock.monotonic_ms() + self._settings.long_poll_ms
-        with Waiting(self.waiters, query.selection, query.principal) as waiting:
+        with Waiting(self.waiters, query.selection, principal) as waiting:
             while True:
                 waiting.look()
                 found = await self._store.read(query, form.render)
@@ -199,9 +198,9 @@ class Logs:
                 ):
                     return Response(204, headers)
 
-    async def _events(self, query: LogQuery, form: _Form) -> Answer:
+    async def _events(self, query: LogQuery, form: _Form, principal: str) -> Answer:
         # The first piece is read before the answer begins, while it can still be a refusal.
-        waiting = Waiting(self.waiters, query.selection, query.principal)
+        waiting = Waiting(self.waiters, query.selection, principal)
         found = await self._store.read(query, form.render)
         if isinstance(found, Pruned | BeyondHead):
             return _refusal(found)
@@ -244,7 +243,7 @@ class Logs:
             once=("after", "until", "rows_max", "bytes_max", "part", "parts", "at"),
             repeatable=_SELECTING,
         )
-        asked = self._plan_query(parameters, request.principal)
+        asked = self._plan_query(parameters, request)
         plan = await self._store.plan(asked)
         if isinstance(plan, BeyondHead):
             return _refusal(plan)
@@ -256,7 +255,7 @@ class Logs:
         ]
         return Response(200, headers, msgspec.json.encode(_plan_document(asked, plan)))
 
-    def _plan_query(self, parameters: Parameters, principal: Principal | None) -> PlanQuery:
+    def _plan_query(self, parameters: Parameters, request: Request) -> PlanQuery:
         after = _after(parameters)
         if after is None:
             raise bad("after_invalid", "a plan begins at a position, not at now")
@@ -273,7 +272,7 @@ class Logs:
         if at is not None and at_ms is None:
             raise bad("at_invalid", "at is a time: RFC 3339, or milliseconds since 1970")
         return PlanQuery(
-            self._selection(parameters, principal),
+            self._selection(parameters, request.principal),
             after,
             until,
             rows_max=parameters.integer(
@@ -284,7 +283,7 @@ class Logs:
             ),
             parts=parts,
             at_ms=at_ms,
-            principal=name_of(principal),
+            principal=asker_of(request),
         )
 
 

@@ -90,7 +90,7 @@ class PostgresStore(WriteFront):
             partial(connect, settings, readonly=True), threads=settings.reader_threads
         )
         self.scanners = PostgresReaders(
-            partial(connect, settings, readonly=True), threads=settings.scan_threads
+            partial(connect, settings, readonly=True), threads=settings.scan_threads + 1
         )
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="fencepost-upkeep")
         self._upkeep_connection: PostgresConnection | None = None

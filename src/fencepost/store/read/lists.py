@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fencepost.protocol.globs import Glob, literal_prefix
+from fencepost.protocol.grants import Narrowed
 from fencepost.protocol.logs import next_text, text_range
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
@@ -105,7 +106,8 @@ def _texts(glob: Glob | None) -> _Texts:
         return _Texts(None, "", None)
     if glob.is_exact:
         return _Texts(glob, glob.text, next_text(glob.text))
-    return _Texts(glob, *text_range(literal_prefix(glob)))
+    whole = text_range(literal_prefix(glob))
+    return _Texts(glob, *(glob.within(whole) if isinstance(glob, Narrowed) else whole))
 
 
 def streams(

@@ -46,7 +46,7 @@ from fencepost.store.read.chunks import LENGTH_BYTES
 from fencepost.store.read.log_events import read_events
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
-    SLICE_COMPARISONS,
+    SLICE_CHARACTERS,
     STREAMS_MAX,
     Found,
     Source,
@@ -57,7 +57,6 @@ from fencepost.store.read.log_selection import (
     resolve,
     row_start,
     run,
-    slice_positions,
     wanted,
 )
 from fencepost.store.read.scans import Scans
@@ -427,9 +426,12 @@ def _names(connection: Connection, ids: set[int]) -> dict[int, Named]:
 
 BLOCK_POSITIONS = 8_192
 """Positions that are looked at together."""
+FIRST_POSITIONS = 256
+"""Positions in the first block of a search; the next one is twice as wide as long as few streams
+come up that have not been compared before."""
 SEARCH_POSITIONS = 65_536
 """Positions after which a search comes back with what it has found."""
-FOUND_SLICES = 4
+FOUND_SLICES = 8
 """Slices that a search with something to show may take at once, to have more to show."""
 
 
@@ -470,11 +472,12 @@ class Search(Span):
         self._are_all = True
         self._others: set[int] = set()
         """Streams that were compared and are not wanted."""
-        self.block_positions = slice_positions(selection, BLOCK_POSITIONS)
+        self._characters = 0
+        self.block_positions = FIRST_POSITIONS
 
     def is_enough(self, at: int, *, found: bool) -> bool:
-        most = SLICE_COMPARISONS * (FOUND_SLICES if found else 1)
-        return at - self.low >= SEARCH_POSITIONS or self.comparisons >= most
+        most = SLICE_CHARACTERS * (FOUND_SLICES if found else 1)
+        return at - self.low >= SEARCH_POSITIONS or self._characters >= most
 
     def block(self, low: int, high: int) -> Source | None:
         rows = run(self._connection, "distinct_streams", in_range(low, high, self._part))
@@ -483,12 +486,20 @@ class Search(Span):
         new = [row for row in rows if row[0] not in known and row[0] not in others]
         for stream, path, content_type in wanted(self._selection, new):
             names[stream] = Named(path, content_type)
-        self.comparisons += len(new) * self._selection.comparisons_max
+        self._compared(new)
         others.update(row[0] for row in new if row[0] not in names)
         self.names |= names
         found = Found(names, len(names) == len(rows))
         self._are_all = self._are_all and found.are_all
         return found.source(low, high, self._part) if names else None
+
+    def _compared(self, rows: Sequence[Row]) -> None:
+        """Note what was compared, and make the next block as wide as a slice has room for."""
+        characters = sum(len(row[1]) for row in rows)
+        self._characters += characters
+        self.comparisons += len(rows) * self._selection.comparisons_max
+        if characters < SLICE_CHARACTERS // 4:
+            self.block_positions = min(2 * self.block_positions, BLOCK_POSITIONS)
 
     def rows_at(self, positions: Sequence[int]) -> Source:
         found = Found(self.names, self._are_all)

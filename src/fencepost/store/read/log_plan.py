@@ -31,6 +31,7 @@ from fencepost.store.log_contract import BeyondHead, Plan, PlanQuery
 from fencepost.store.maintain.purge import count_purged, last_purged
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
+    SLICE_POSITIONS,
     STREAMS_MAX,
     WIDTH,
     Source,
@@ -42,15 +43,14 @@ from fencepost.store.read.log_selection import (
     row_start,
     run,
     selected,
-    slice_positions,
 )
 from fencepost.store.read.scans import Scans
 from fencepost.store.sql import Connection
 
 _INTEGERS = msgspec.json.Decoder(list[int])
 
-SLICE_POSITIONS = 64 * WIDTH
-"""Positions that are weighed in one read transaction, or fewer where there are many patterns."""
+PART_POSITIONS = 64 * WIDTH
+"""Positions that are weighed in one read transaction where no paths are compared."""
 SPARSE = 16
 """Few streams are weighed by their index when they have at most one in so many of the positions."""
 BUCKETS_PER_TALLY_MAX = 256
@@ -142,7 +142,7 @@ def _filtered(selection: Selection) -> bool:
 
 
 def _slice_end(query: PlanQuery, low: int) -> int:
-    width = slice_positions(query.selection, SLICE_POSITIONS)
+    width = SLICE_POSITIONS if query.selection.by_path else PART_POSITIONS
     return (low // width + 1) * width - 1
 
 

@@ -20,17 +20,18 @@ SHORT_RANGE = 16_384
 """Up to so many positions a look at every row is cheaper than the index by stream."""
 STREAMS_MAX = 64
 """Streams whose rows are found one by one; for more of them the range is scanned."""
-CANDIDATES_MAX = 2_000
+CANDIDATES_MAX = 1_000
 """Paths that are compared with a pattern before its streams are looked for in the log instead."""
-SLICE_COMPARISONS = 16_000
-"""Comparisons of a path with a pattern after which a scan lets other scans have a turn."""
-REST_COMPARISONS = 1_024
-"""Comparisons after which a thread rests, so that the event loop and the other threads, which share
+SLICE_CHARACTERS = 32_768
+"""Characters of paths that are compared before a scan lets other scans have a turn: some
+milliseconds."""
+SLICE_POSITIONS = 4_096
+"""Positions in which a plan looks for streams before it lets other scans have a turn."""
+REST_CHARACTERS = 8_192
+"""Characters after which a thread rests, so that the event loop and the other threads, which share
 one interpreter with it, get to run at once instead of after the interpreter's switch interval."""
 REST_S = 0.0005
 _REST = threading.Event()  # never set: a thread waits for it to rest
-SLICE_POSITIONS_MIN = 16
-"""Positions that a slice of a scan has at least, however many patterns there are."""
 WIDTH = 4_096
 """Positions in a bucket of `log_buckets`; part of the format on disk."""
 
@@ -93,7 +94,7 @@ def end_of(connection: Connection, last: str | None) -> str | bytes:
 def resolve(connection: Connection, selection: Selection, ids_max: int) -> list[int] | None:
     """The selected incarnations when they are few and easily found, else None."""
     ids: set[int] = set()
-    left = min(CANDIDATES_MAX, SLICE_COMPARISONS // selection.comparisons_max)
+    left = CANDIDATES_MAX
     for first, last in selection.path_ranges():
         end = end_of(connection, last)
         for query in ("live_ids", "deleted_ids"):
@@ -107,20 +108,16 @@ def resolve(connection: Connection, selection: Selection, ids_max: int) -> list[
 
 def wanted(selection: Selection, rows: Sequence[Row]) -> list[Row]:
     """The rows, of a stream and its path first, that a selection takes."""
-    step = max(1, REST_COMPARISONS // selection.comparisons_max)
     taken: list[Row] = []
-    for first in range(0, len(rows), step):
-        if first:
+    characters = 0
+    for row in rows:
+        characters += len(row[1])
+        if characters > REST_CHARACTERS:
+            characters = 0
             _REST.wait(REST_S)
-        taken += [row for row in rows[first : first + step] if selection.takes(row[0], row[1])]
+        if selection.takes(row[0], row[1]):
+            taken.append(row)
     return taken
-
-
-def slice_positions(selection: Selection, most: int) -> int:
-    """Positions that are looked at together: fewer for a selection that is slow to compare."""
-    if not selection.by_path:
-        return most
-    return min(most, max(SLICE_POSITIONS_MIN, SLICE_COMPARISONS // selection.comparisons_max))
 
 
 class Found(NamedTuple):

@@ -2,16 +2,18 @@
 
 A scan is cut into slices, each a bounded piece of work and a read transaction of its own. Every
 slice waits for its turn here: the principals take turns, and the scans of one principal take turns
-among themselves. So a principal that asks for a hundred scans slows down its own, and the one scan
-of another principal waits for one slice of each principal at most. A reader that leaves between two
+among themselves. One thread is always left for another principal: so a principal that asks for a
+hundred scans slows down its own, and the one scan of another finds a thread at once, or waits for
+one slice of each principal at most where several ask for much. A reader that leaves between two
 slices has asked for nothing more; the slice that is under way keeps its thread until it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from fencepost.store.read.chunks import Readers
@@ -25,6 +27,9 @@ class Scans:
     def __init__(self, readers: Readers[Any], *, threads: int) -> None:
         self._readers = readers
         self._free = threads
+        self._own_max = max(1, threads - 1)
+        """Slices of one principal that run at once."""
+        self._running: Counter[str] = Counter()
         # The principals that wait, the next one first; each with its slices in their order.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self.slices = 0
@@ -41,15 +46,29 @@ class Scans:
 
     async def run(self, principal: str, work: Callable[[Any], T]) -> T:
         """The result of a slice of this principal, done in a thread when it is its turn."""
-        if self._free == 0:
-            await self._turn(principal)
+        if self._may_begin(principal):
+            self._begin(principal)
         else:
-            self._free -= 1
+            await self._turn(principal)
         self.slices += 1
         slice_ = asyncio.ensure_future(self._readers.run(work))
-        slice_.add_done_callback(self._ended)
+        slice_.add_done_callback(partial(self._ended, principal))
         # A task that is cancelled leaves, but its thread is free only when the slice has ended.
         return await asyncio.shield(slice_)
+
+    def _may_begin(self, principal: str) -> bool:
+        return self._free > 0 and self._running[principal] < self._own_max
+
+    def _begin(self, principal: str) -> None:
+        self._free -= 1
+        self._running[principal] += 1
+
+    def _end(self, principal: str) -> None:
+        self._free += 1
+        self._running[principal] -= 1
+        if not self._running[principal]:
+            del self._running[principal]
+        self._next()
 
     async def _turn(self, principal: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,7 +77,7 @@ class Scans:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._next()  # the turn came as the reader left
+                self._end(principal)  # the turn came as the reader left
             else:
                 self._leave(principal, turn)
             raise
@@ -70,20 +89,18 @@ class Scans:
             if not own:
                 del self._waiting[principal]
 
-    def _ended(self, slice_: asyncio.Future[Any]) -> None:
+    def _ended(self, principal: str, slice_: asyncio.Future[Any]) -> None:
         if not slice_.cancelled():
             slice_.exception()  # so that the loop does not report it for a reader that left
-        self._next()
+        self._end(principal)
 
     def _next(self) -> None:
-        """Give the thread that is free to the next slice, of the principal whose turn it is."""
-        while self._waiting:
-            principal = next(iter(self._waiting))
-            own = self._waiting.pop(principal)
-            turn = own.popleft()
-            if own:
-                self._waiting[principal] = own  # at the end: the others come first
-            if not turn.done():
+        """Give the threads that are free to the next slices, of the principals whose turn it is."""
+        for principal in list(self._waiting):
+            if self._may_begin(principal):
+                own = self._waiting.pop(principal)
+                turn = own.popleft()
+                if own:
+                    self._waiting[principal] = own  # at the end: the others come first
+                self._begin(principal)
                 turn.set_result(None)
-                return
-        self._free += 1

@@ -90,7 +90,7 @@ class SqliteStore(WriteFront):
             partial(self._connect, readonly=True), threads=settings.reader_threads
         )
         self.scanners = reading.Readers(
-            partial(self._connect, readonly=True), threads=settings.scan_threads
+            partial(self._connect, readonly=True), threads=settings.scan_threads + 1
         )
         loader = DiskLoader(self._lookups, self.behind)
         decider = Decider(self._lookups, settings, clock.now_ms, loader=loader)
