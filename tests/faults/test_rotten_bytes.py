@@ -102,17 +102,20 @@ def test_a_flipped_bit_of_a_payload_is_never_served(
         read = client.get(f"/v1/stream/{stream}")
         log = client.get("/v1/log", params={"stream": stream})
         whole = client.get("/v1/log")
-        arrow = client.get("/v1/log", headers={"Accept": "application/vnd.apache.arrow.stream"})
+        accept = {"Accept": "application/vnd.apache.arrow.stream"}
+        arrow = client.get("/v1/log", headers=accept)
+        value = client.get("/v1/log?columns=value", headers=accept)
+        size = client.get("/v1/log?columns=size,stream", headers=accept)
         other = client.get("/v1/stream/good")
         around = client.get("/v1/log", params={"stream": "good"})
         metrics = client.get("/metrics").text
 
-    for refused in (read, log, whole, arrow):
+    for refused in (read, log, whole, arrow, value, size):
         assert (refused.status_code, refused.json()["code"]) == (500, "data_damaged"), refused.text
     assert log.json()["position"] <= log.json()["behind"]
     assert other.content == b"[%b]" % GOOD
     assert around.status_code == 200
-    assert "fencepost_data_damaged_total 4.0" in metrics
+    assert "fencepost_data_damaged_total 6.0" in metrics
     assert "checksum_wrong" in codes(written.check())
 
 

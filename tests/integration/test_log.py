@@ -286,6 +286,55 @@ def test_arrow_of_part_of_an_append_holds_that_part_only(client: Client) -> None
     assert len(reply.body) < 10_000
 
 
+def test_columns_that_are_named_are_what_they_are_among_all_others(client: Client) -> None:
+    """Whichever columns are asked for, of whole appends, of parts of them and of markers."""
+    client.create("columns/json")
+    client.create("columns/bytes", "text/plain")
+    before = head_of(client)
+    client.append("columns/bytes", b"one", "text/plain", **_producer("w", 1, 0))
+    client.append("columns/bytes", b",two", "text/plain")
+    singles = head_of(client)
+    client.append("columns/json", '[1,{"b":[2, 3]},"x","",[]]', **_producer("v", 0, 0))
+    client.append("columns/bytes", b"\0,\n", "text/plain", **_producer("w", 1, 1))
+    client.append("columns/json", '["single"]')
+    client.append("columns/json", "[true,false]", Stream_Closed="true")
+    ranges = [(before, singles), (before, head_of(client)), (singles + 1, singles + 4)]
+    named = [{"value"}, {"size"}, {"offset"}, {"position", "stream"}, {"marker", "version"}]
+    named += [{"timestamp", "content_type", "producer_seq"}, {"value", "size", "producer_id"}]
+
+    for after, until in ranges:
+        asked = f"match=columns/*&after={after}&until={until}"
+        whole = pa.ipc.open_stream(client.log(asked, Accept=ARROW).body).read_all()
+        sizes = [None if one is None else len(one) for one in whole["value"].to_pylist()]
+        whole = whole.append_column("size", pa.array(sizes, pa.int64()))
+        for columns in named:
+            reply = client.log(f"{asked}&columns={','.join(sorted(columns))}", Accept=ARROW)
+            table = pa.ipc.open_stream(reply.body).read_all()
+            table.validate(full=True)
+            assert set(table.schema.names) == columns
+            assert table.to_pydict() == whole.select(table.schema.names).to_pydict()
+
+
+def test_values_alone_are_read_and_sent_alone(client: Client) -> None:
+    client.create("alone/a")
+    before = head_of(client)
+    client.append("alone/a", json.dumps(["x" * 98] * 1_000))
+
+    reply = client.log(f"after={before}&columns=value,marker", Accept=ARROW)
+
+    assert 100_000 < len(reply.body) < 111_000
+
+
+@pytest.mark.parametrize(
+    ("columns", "accept"),
+    [("value,nothing", ARROW), ("", ARROW), ("value", "application/x-ndjson"), ("value", "*/*")],
+)
+def test_columns_that_there_are_not_are_refused(client: Client, columns: str, accept: str) -> None:
+    reply = client.log(f"columns={columns}", Accept=accept)
+
+    assert (reply.status, reply.json()["code"]) == (400, "columns_invalid")
+
+
 def test_an_empty_arrow_answer_still_has_its_columns(client: Client) -> None:
     reply = client.log("after=now", Accept=ARROW)
 

@@ -23,7 +23,17 @@ BEFORE_ALL = -1
 
 MESSAGE, CLOSED, DELETED, EXPIRED, TRUNCATED = range(5)
 MARKERS = {CLOSED: "closed", DELETED: "deleted", EXPIRED: "expired", TRUNCATED: "truncated"}
-"""What is said of a stream by a row that is not messages."""
+"""Rows of the log that hold no messages: each says what happened to its stream."""
+
+COLUMNS = frozenset(
+    (
+        *("stream", "offset", "version", "position", "timestamp", "content_type"),
+        *("producer_id", "producer_epoch", "producer_seq", "value", "marker"),
+    )
+)
+"""What a reader is given of a message."""
+SIZE = "size"
+"""The bytes of a payload, for a reader that names its columns and does not want the payload."""
 
 ROW_BYTES = 100
 """What a message is taken to cost beside its payload, where answers are bounded and ranges split:

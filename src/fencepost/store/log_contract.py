@@ -16,7 +16,7 @@ import msgspec
 from fencepost.protocol.batches import split
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.log_filters import EventFilter
-from fencepost.protocol.logs import End, Selection, Split
+from fencepost.protocol.logs import COLUMNS, End, Selection, Split
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Lifetime
 from fencepost.protocol.writers import PublishedBatch, Writer
@@ -27,7 +27,8 @@ T = TypeVar("T")
 class LogQuery(NamedTuple):
     """A read of the log: positions above `after` up to `until`; None is the head, for both.
 
-    `events` takes only some of the messages. `descending`: from `until` downwards.
+    `events` takes only some of the messages. `descending`: from `until` downwards. `columns` are
+    those that the reader looks at.
     """
 
     selection: Selection
@@ -40,6 +41,7 @@ class LogQuery(NamedTuple):
     """The principal that reads, or its address without authorization: its share of the threads."""
     events: EventFilter | None = None
     descending: bool = False
+    columns: frozenset[str] = COLUMNS
 
 
 class Named(NamedTuple):
@@ -79,7 +81,8 @@ class LogRows(msgspec.Struct, gc=False):
     A column is None where it says the same of every row: `counts` when each is one message, `kinds`
     when none is a marker, the three of producers when there are none. Payloads are either `joined`
     without anything between them, or, where there are batches, `batches` of lengths and data. The
-    first `skip` messages are not asked for, and after them `take` are.
+    first `skip` messages are not asked for, and after them `take` are. What only columns need that
+    the query did not name is empty or None.
     """
 
     positions: Sequence[int]

@@ -266,12 +266,14 @@ class AsyncClient(AsyncClosing):
         correlation: str | None = None,
         order: Literal["asc", "desc"] = "asc",
         page_rows: int | None = None,
+        columns: Iterable[str] | None = None,
         wait: bool = False,
         skip_pruned: bool = False,
     ) -> ArrowPage:
         """One page of the log as an Arrow IPC stream; with `wait`, as soon as there is news.
 
-        With `order="desc"` it begins at `until`, and its `next` is the next `until`.
+        With `order="desc"` it begins at `until`, and its `next` is the next `until`. `columns` are
+        those that are wanted; the server neither reads nor sends any other.
         """
         query = query_of(
             {
@@ -284,6 +286,7 @@ class AsyncClient(AsyncClosing):
                 "order": None if order == "asc" else order,
                 "limit": page_rows,
                 "pruned": "skip" if skip_pruned else None,
+                "columns": None if columns is None else ",".join(columns),
             }
         )
         return await self._driver.run(

@@ -8,6 +8,7 @@ that touch streams it selects.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -17,7 +18,9 @@ from fencepost.protocol.grants import Principal
 from fencepost.protocol.log_filters import EventFilter, check_correlation, check_names
 from fencepost.protocol.logs import (
     BEFORE_ALL,
+    COLUMNS,
     POSITION_MAX,
+    SIZE,
     Part,
     Selection,
     Split,
@@ -26,8 +29,9 @@ from fencepost.protocol.logs import (
     parse_position,
 )
 from fencepost.server.access import asker_of, name_of, readable_selection
-from fencepost.server.handlers import log_formats
+from fencepost.server.handlers import log_columns
 from fencepost.server.handlers.fields import RefusedError, bad, calendar_time
+from fencepost.server.handlers.log_lines import log_lines
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER, refused
 from fencepost.server.handlers.waiting import WaiterLimit
@@ -94,15 +98,27 @@ class Logs:
         """What a request asks for, in which form, and how it waits for more."""
         parameters = Parameters(
             request,
-            once=("after", "until", "limit", "part", "live", "pruned", "order", "correlation"),
+            once=(
+                *("after", "until", "limit", "part", "live", "pruned", "order", "correlation"),
+                "columns",
+            ),
             repeatable=(*_SELECTING, "name"),
         )
         live = parameters.get("live")
         if live not in (None, "long-poll", "sse"):
             raise bad("live_invalid", "live is long-poll or sse")
         resumed = _resumed(request) if live == "sse" else None
+        columns = _columns(parameters)
         query = self._query(parameters, resumed, request)
-        form = _form(request)
+        form = _form(request, columns)
+        if columns is not None:
+            if form.content_type == NDJSON:
+                raise bad(
+                    "columns_invalid",
+                    "columns are chosen of Arrow: accept application/vnd.apache.arrow.stream, or"
+                    " leave columns out",
+                )
+            query = query._replace(columns=columns)
         if live is not None and query.descending:
             raise bad("order_invalid", "order=desc reads what is there: it cannot be live")
         return query, form, live
@@ -331,24 +347,38 @@ def _resumed(request: Request) -> int | None:
     return position
 
 
-def _form(request: Request) -> _Form:
+def _columns(parameters: Parameters) -> frozenset[str] | None:
+    """The columns that are wanted; None when it is not said."""
+    text = parameters.get("columns")
+    if text is None:
+        return None
+    names = text.split(",")
+    known = COLUMNS | {SIZE}
+    if not known.issuperset(names):
+        raise bad("columns_invalid", f"columns are some of {','.join(sorted(known))}")
+    return frozenset(names)
+
+
+def _form(request: Request, columns: frozenset[str] | None) -> _Form:
     accepted = {
         piece.partition(b";")[0].strip().lower()
         for piece in request.headers.get(b"accept", b"*/*").split(b",")
     }
-    if log_formats.ARROW in accepted:
+    if log_columns.ARROW in accepted:
+        wanted = COLUMNS if columns is None else columns
         try:
-            log_formats.require_arrow()
-        except log_formats.ArrowMissingError:
+            empty = log_columns.log_stream(None, wanted)
+        except log_columns.ArrowMissingError:
             raise _not_acceptable(
                 "this server has no pyarrow: install fencepost[arrow], or accept JSON lines",
                 "arrow_unavailable",
             ) from None
-        return _Form(log_formats.ARROW, log_formats.log_stream, log_formats.log_stream(None))
+        render = partial(log_columns.log_stream, columns=wanted)
+        return _Form(log_columns.ARROW, render, empty)
     if accepted & _LINES_ACCEPTED or any(
         kind in (b"", b"*/*", b"application/*") for kind in accepted
     ):
-        return _Form(NDJSON, log_formats.log_lines, b"")
+        return _Form(NDJSON, log_lines, b"")
     raise _not_acceptable(
         "the log comes as application/x-ndjson or as application/vnd.apache.arrow.stream"
     )

@@ -37,13 +37,14 @@ SELECT COALESCE(array_to_json(array_agg(count))::text, '[]') FROM /*rows*/
 SELECT COALESCE(array_to_json(array_agg(kind))::text, '[]') FROM /*rows*/
 
 -- name: columns
+-- Read one value for each column: an empty list for one that is not asked for.
 SELECT COALESCE(array_to_json(array_agg(stream))::text, '[]'),
        COALESCE(array_to_json(array_agg(start_bytes))::text, '[]'),
-       COALESCE(array_to_json(array_agg(version))::text, '[]'),
-       COALESCE(array_to_json(array_agg(at_ms))::text, '[]'),
-       COALESCE(array_to_json(array_agg(producer))::text, '[]'),
-       COALESCE(array_to_json(array_agg(epoch))::text, '[]'),
-       COALESCE(array_to_json(array_agg(producer_seq))::text, '[]')
+       COALESCE(array_to_json(array_agg(version) FILTER (WHERE :versions))::text, '[]'),
+       COALESCE(array_to_json(array_agg(at_ms) FILTER (WHERE :times))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer) FILTER (WHERE :sent))::text, '[]'),
+       COALESCE(array_to_json(array_agg(epoch) FILTER (WHERE :sent))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer_seq) FILTER (WHERE :sent))::text, '[]')
 FROM /*rows*/
 
 -- name: columns_and_data
@@ -51,11 +52,11 @@ FROM /*rows*/
 -- One pass gathers everything, because going over the rows is a good part of the cost.
 SELECT COALESCE(array_to_json(array_agg(stream))::text, '[]'),
        COALESCE(array_to_json(array_agg(start_bytes))::text, '[]'),
-       COALESCE(array_to_json(array_agg(version))::text, '[]'),
-       COALESCE(array_to_json(array_agg(at_ms))::text, '[]'),
-       COALESCE(array_to_json(array_agg(producer))::text, '[]'),
-       COALESCE(array_to_json(array_agg(epoch))::text, '[]'),
-       COALESCE(array_to_json(array_agg(producer_seq))::text, '[]'),
+       COALESCE(array_to_json(array_agg(version) FILTER (WHERE :versions))::text, '[]'),
+       COALESCE(array_to_json(array_agg(at_ms) FILTER (WHERE :times))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer) FILTER (WHERE :sent))::text, '[]'),
+       COALESCE(array_to_json(array_agg(epoch) FILTER (WHERE :sent))::text, '[]'),
+       COALESCE(array_to_json(array_agg(producer_seq) FILTER (WHERE :sent))::text, '[]'),
        COALESCE(
            string_agg(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''::bytea),
            ''::bytea

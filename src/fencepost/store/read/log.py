@@ -19,19 +19,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
-from zlib import crc32
+from typing import NamedTuple, TypeVar
 
-import msgspec
-
-from fencepost.protocol.checksums import PAYLOAD_MASK, payload_checksum
 from fencepost.protocol.limits import Limits
-from fencepost.protocol.logs import ROW_BYTES, LogRow, Part, Selection, fitting, fitting_in_row
-from fencepost.store.contract import DamagedRowError
+from fencepost.protocol.logs import LogRow, Part, Selection, fitting, fitting_in_row
 from fencepost.store.log_contract import (
     BeyondHead,
-    Integers,
     LogChunk,
     LogQuery,
     LogRows,
@@ -42,8 +35,8 @@ from fencepost.store.log_contract import (
 )
 from fencepost.store.maintain import purge as purges
 from fencepost.store.read import log_plan as plans
-from fencepost.store.read.chunks import LENGTH_BYTES
 from fencepost.store.read.log_events import read_events
+from fencepost.store.read.log_rows import Measured, gathered
 from fencepost.store.read.log_selection import (
     SHORT_RANGE,
     SLICE_CHARACTERS,
@@ -63,9 +56,6 @@ from fencepost.store.read.scans import Scans
 from fencepost.store.sql import Connection, Row
 
 T = TypeVar("T")
-
-_INTEGERS = msgspec.json.Decoder(list[int])
-_TEXTS_OR_NOT = msgspec.json.Decoder(list[str | None])
 
 
 class SqlLogs:
@@ -184,56 +174,11 @@ def read_slice(
     return LogChunk(rows, after, at, until, head, pruned)
 
 
-class _Measured:
-    """The rows looked at so far, as far as it takes to say how many fit."""
-
-    def __init__(self) -> None:
-        self.positions: Sequence[int] = ()
-        self.sizes: list[int] = []
-        self.counts: list[int] | None = None
-        self.kind = 0
-        self.produced = 0
-        self.messages = 0
-        self.cost = 0
-
-    def add(self, connection: Connection, source: Source) -> None:
-        [(count, first, last, kind, most, produced, sizes)] = run(connection, "sizes", source)
-        if not count:
-            return
-        before = len(self.sizes)
-        more_sizes = _INTEGERS.decode(sizes)
-        self.sizes += more_sizes
-        self.kind = max(self.kind, kind)
-        self.produced += produced
-        if most == 1 and last - first + 1 == count:
-            more: Sequence[int] = range(first, last + 1)
-        else:
-            more = _INTEGERS.decode(run(connection, "positions", source)[0][0])
-        self.positions = _joined(self.positions, more)
-        if most > 1 and self.counts is None:
-            self.counts = [1] * before
-        if self.counts is not None:
-            counts = _INTEGERS.decode(run(connection, "counts", source)[0][0])
-            self.counts += counts
-            count = sum(counts)
-        self.messages += count
-        self.cost += sum(more_sizes) + ROW_BYTES * count
-
-
-def _joined(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:
-    """Two runs of positions as one; a range stays a range where it can."""
-    if not left:
-        return right
-    if isinstance(left, range) and isinstance(right, range) and left.stop == right.start:
-        return range(left.start, right.stop)
-    return [*left, *right]
-
-
 def _rows_of(
     connection: Connection, span: Span, query: LogQuery, low: int
 ) -> tuple[LogRows | None, int]:
     """The rows of a span that fit into an answer, and the last position that it then covers."""
-    measured = _Measured()
+    measured = Measured()
     at = span.low
     while at <= span.high:
         # A span may begin with the row that `low` lies in, far below it: the first block has both.
@@ -248,13 +193,13 @@ def _rows_of(
             break
     if not measured.sizes:
         return None, at - 1
-    return _gather(connection, span, measured, low, at - 1), at - 1
+    return _gathered(connection, span, measured, query, low, at - 1), at - 1
 
 
 def _cut_rows(
     connection: Connection,
     span: Span,
-    measured: _Measured,
+    measured: Measured,
     query: LogQuery,
     low: int,
 ) -> tuple[LogRows, int]:
@@ -278,150 +223,14 @@ def _cut_rows(
     del measured.sizes[rows:]
     if measured.counts is not None:
         del measured.counts[rows:]
-    return _gather(connection, span, measured, low, last), last
+    return _gathered(connection, span, measured, query, low, last), last
 
 
-def _gather(
-    connection: Connection, span: Span, measured: _Measured, low: int, last: int
+def _gathered(
+    connection: Connection, span: Span, measured: Measured, query: LogQuery, low: int, last: int
 ) -> LogRows:
-    """The columns of the measured rows; messages below `low` or above `last` are marked off."""
-    positions, counts = measured.positions, measured.counts
-    source = span.rows_at(positions)
-    joined, batches, rows = b"", None, None
-    total = checked = 0
-    if counts is None:
-        [(*texts, joined, total, checked)] = run(connection, "columns_and_data", source)
-    else:
-        texts = list(run(connection, "columns", source)[0])
-        rows = run(connection, "batches", source)
-        batches = [(lengths, data) for lengths, data, _ in rows]
-    ids = texts.pop(4)
-    streams, starts, versions, times_ms, epochs, seqs = map(Integers, texts)
-    kinds = _INTEGERS.decode(run(connection, "kinds", source)[0][0]) if measured.kind else None
-    owners = streams.values()
-    found = (
-        _damaged_payload(connection, source, measured, owners, joined, batches),
-        _rotten(connection, source, measured, owners, joined, total, checked, rows),
-        _missing_row(owners, starts, measured, kinds),
-    )
-    names = span.names or _names(connection, set(owners))
-    if damages := [one for one in found if one is not None]:
-        first = min(damages, key=lambda one: one.position)
-        if first.stream_id in names:
-            first.stream = names[first.stream_id].path
-        raise first
-    skip = max(low - positions[0], 0)
-    messages = len(positions) if counts is None else sum(counts)
-    over = positions[-1] + (1 if counts is None else counts[-1]) - 1 - last
-    return LogRows(
-        positions=positions,
-        sizes=measured.sizes,
-        counts=counts,
-        kinds=kinds,
-        streams=streams,
-        starts=starts,
-        versions=versions,
-        times_ms=times_ms,
-        producers=_TEXTS_OR_NOT.decode(ids) if measured.produced else None,
-        epochs=epochs if measured.produced else None,
-        seqs=seqs if measured.produced else None,
-        joined=joined,
-        batches=batches,
-        names=names,
-        skip=skip,
-        take=messages - skip - max(over, 0),
-    )
-
-
-def _damaged_payload(
-    connection: Connection,
-    source: Source,
-    measured: _Measured,
-    owners: Sequence[int],
-    joined: bytes,
-    batches: list[Row] | None,
-) -> DamagedRowError | None:
-    """The first row without a payload that is as long as the row says."""
-    if batches is None:
-        if len(joined) == sum(measured.sizes):
-            return None
-        batches = [row[:2] for row in run(connection, "batches", source)]
-    counts = measured.counts or repeat(1)
-    for position, stream, count, size, (lengths, data) in zip(
-        measured.positions, owners, counts, measured.sizes, batches, strict=False
-    ):
-        if lengths is None:
-            whole = count == 1 and len(data) == size
-        else:
-            whole = len(lengths) == LENGTH_BYTES * count and len(data) - size in (0, count - 1)
-        if not whole:
-            detail = f"the payload at position {position} is not as long as it was"
-            return DamagedRowError(detail, position, position + count - 1, stream)
-    return None
-
-
-def _rotten(
-    connection: Connection,
-    source: Source,
-    measured: _Measured,
-    owners: Sequence[int],
-    joined: bytes,
-    total: int,
-    checked: int,
-    rows: Sequence[Row] | None,
-) -> DamagedRowError | None:
-    """The first row whose payload is not what was written; some rows may have no checksum.
-
-    Those of rows of one message each come as their sum, because a number for each row would cost
-    more than all else.
-    """
-    if rows is None:
-        if not checked:
-            return None
-        if checked == len(measured.sizes):
-            found, at = 0, 0
-            for size in measured.sizes:
-                found += crc32(joined[at : at + size])
-                at += size
-            if found == total:
-                return None
-        rows = run(connection, "batches", source)
-    counts = measured.counts or repeat(1)
-    for position, stream, count, (lengths, data, checksum) in zip(
-        measured.positions, owners, counts, rows, strict=False
-    ):
-        if checksum is not None and checksum & PAYLOAD_MASK != payload_checksum(lengths, data):
-            detail = f"the payload at position {position} is not what was written"
-            return DamagedRowError(detail, position, position + count - 1, stream)
-    return None
-
-
-def _missing_row(
-    owners: Sequence[int], starts: Integers, measured: _Measured, kinds: Sequence[int] | None
-) -> DamagedRowError | None:
-    """The first place where the messages of a stream do not follow on each other."""
-    sizes = measured.sizes
-    places = starts.values_or_nulls() if starts.has_nulls else starts.values()
-    if kinds is None and owners.count(owners[0]) == len(owners):
-        first, last = places[0], places[-1]
-        if first is not None and last is not None and last + sizes[-1] - first == sum(sizes):
-            return None
-    ends: dict[int, int] = {}
-    for position, stream, start, size, kind in zip(
-        measured.positions, owners, places, sizes, kinds or repeat(0), strict=False
-    ):
-        if kind:
-            continue
-        if start is None or ends.get(stream, start) != start:
-            detail = f"messages of a stream are missing before position {position}"
-            return DamagedRowError(detail, position, position - 1, stream)
-        ends[stream] = start + size
-    return None
-
-
-def _names(connection: Connection, ids: set[int]) -> dict[int, Named]:
-    found: list[Any] = run(connection, "names", streams=json.dumps(list(ids)))
-    return {stream: Named(path, content_type) for stream, path, content_type in found}
+    source = span.rows_at(measured.positions)
+    return gathered(connection, source, measured, span.names, query.columns, low, last)
 
 
 BLOCK_POSITIONS = 8_192

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from fencepost.protocol.log_filters import EventFilter
-from fencepost.protocol.logs import MESSAGE, ROW_BYTES
+from fencepost.protocol.logs import COLUMNS, MESSAGE, ROW_BYTES
 from fencepost.protocol.streams import JSON, media_type
 from fencepost.store.log_contract import (
     BeyondHead,
@@ -182,6 +182,7 @@ class EventRead:
             messages_max=PIECE_MESSAGES,
             events=None,
             descending=False,
+            columns=COLUMNS,
         )
         self._looked_at = 0
         found = await self._plain(asked, self._wanted)

@@ -32,17 +32,24 @@ SELECT json_group_array(count) FROM /*rows*/
 SELECT json_group_array(kind) FROM /*rows*/
 
 -- name: columns
-SELECT json_group_array(stream), json_group_array(start_bytes), json_group_array(version),
-       json_group_array(at_ms), json_group_array(producer), json_group_array(epoch),
-       json_group_array(producer_seq)
+-- Read one value for each column: an empty list for one that is not asked for.
+SELECT json_group_array(stream), json_group_array(start_bytes),
+       json_group_array(version) FILTER (WHERE :versions),
+       json_group_array(at_ms) FILTER (WHERE :times),
+       json_group_array(producer) FILTER (WHERE :sent),
+       json_group_array(epoch) FILTER (WHERE :sent),
+       json_group_array(producer_seq) FILTER (WHERE :sent)
 FROM /*rows*/
 
 -- name: columns_and_data
 -- The same with the payloads of rows of one message each, one behind the other; markers have none.
 -- One pass gathers everything, because going over the rows is a good part of the cost.
-SELECT json_group_array(stream), json_group_array(start_bytes), json_group_array(version),
-       json_group_array(at_ms), json_group_array(producer), json_group_array(epoch),
-       json_group_array(producer_seq),
+SELECT json_group_array(stream), json_group_array(start_bytes),
+       json_group_array(version) FILTER (WHERE :versions),
+       json_group_array(at_ms) FILTER (WHERE :times),
+       json_group_array(producer) FILTER (WHERE :sent),
+       json_group_array(epoch) FILTER (WHERE :sent),
+       json_group_array(producer_seq) FILTER (WHERE :sent),
        CAST(COALESCE(group_concat(COALESCE(data, (SELECT data FROM chunks WHERE id = log.chunk)), ''),
                      '') AS BLOB),
        COALESCE(CAST(sum((CASE WHEN chunk IS NULL THEN checksum
