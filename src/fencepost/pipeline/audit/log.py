@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -98,11 +97,16 @@ def _facts_in(
 ) -> Iterator[pa.RecordBatch]:
     """The facts of a range. What the server finds damaged is a fact too, and is read around."""
     end, damage = until, None
+    columns = (*_KEPT, "size", "marker", *(("value",) if payloads else ()))
     with connection.client() as client:
         while after < until:
             try:
                 page = client.log_arrow(
-                    after=after, until=end, skip_pruned=True, **selection.asked()
+                    after=after,
+                    until=end,
+                    columns=columns,
+                    skip_pruned=True,
+                    **selection.asked(),
                 )
             except DataDamagedError as error:
                 if error.position is None or error.behind is None:
@@ -128,9 +132,8 @@ def _damaged(error: DataDamagedError) -> pa.RecordBatch:
 
 
 def _facts_of(batch: pa.RecordBatch, *, payloads: bool) -> pa.RecordBatch:
-    value = batch.column("value")
-    columns = [batch.column(name) for name in _KEPT]
-    columns += [pc.binary_length(value), batch.column("marker")]
-    columns += [value if payloads else pa.nulls(len(value), pa.binary())]
+    columns = [batch.column(name) for name in (*_KEPT, "size", "marker")]
+    nothing = pa.nulls(batch.num_rows, pa.binary())
+    columns.append(batch.column("value") if payloads else nothing)
     cast = [one.cast(field.type) for one, field in zip(columns, _FACTS_ARROW, strict=True)]
     return pa.RecordBatch.from_arrays(cast, schema=_FACTS_ARROW)

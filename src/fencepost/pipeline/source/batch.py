@@ -140,8 +140,9 @@ def plan_partitions(
 
 ROW_BYTES = 100
 """What a row is taken to cost beside its payload; the server's plans count the same."""
-TASK_BYTES = 16 << 20
-"""The weight that is worth a task: 80,000 messages of 100 bytes."""
+TASK_BYTES = 32 << 20
+"""The weight that is worth a task: 160,000 messages of 100 bytes. A worker of PySpark looks for
+garbage after every task, which alone takes as long as to read some ten thousand of them."""
 TASK_ROWS = TASK_BYTES // (2 * ROW_BYTES)
 PARTS_MAX = 64
 """Tasks of a read at most, unless `minPartitions` asks for more."""

@@ -83,11 +83,24 @@ class Shape:
             columns[CORRUPT] = "BINARY"
         return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
+    @property
+    def log_columns(self) -> list[str]:
+        """The columns of the log that the declared ones are made of, and what markers are."""
+        assert self.schema is not None
+        needed = {*self.schema.names, MARKER}
+        if self.format != RAW:
+            needed |= {VALUE, "content_type"}
+            if self.mode == FAILFAST:
+                needed |= {"stream", "position"}  # its error names the message
+        return [name for name in (*PLACE_COLUMNS, VALUE, MARKER) if name in needed]
+
     def shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Messages of the log as the columns that were declared."""
         assert self.schema is not None
         declared = arrow_schema(self.schema)
-        columns: dict[str, Any] = {name: batch.column(name) for name in PLACE_COLUMNS}
+        columns: dict[str, Any] = {
+            name: batch.column(name) for name in PLACE_COLUMNS if name in declared.names
+        }
         if self.format == RAW:
             columns[VALUE] = batch.column(VALUE)
             return _chosen(columns, declared)

@@ -94,6 +94,7 @@ def _page(
         after=asked.after,
         until=asked.until,
         page_rows=page_rows,
+        columns=options.shape.log_columns,
         skip_pruned=not options.fail_on_data_loss,
         **selection.asked(),
     )

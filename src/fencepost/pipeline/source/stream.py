@@ -323,6 +323,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._asking_once().log_arrow(
                 after=after,
                 page_rows=1,
+                columns=("position",),
                 wait=True,
                 skip_pruned=True,
                 **self._options.selection.asked(),

@@ -105,7 +105,8 @@ def backfill(
             )
             if piece.rows:
                 taken = {"startingPosition": position + 1, "endingPosition": piece.until}
-                read = spark.read.format("fencepost").options(**plan.source, **taken).load()
+                reading = spark.read.format("fencepost").options(**plan.source, **taken)
+                read = reading.schema(plan.applying.columns).load()
                 done = plan.applying.apply(read, Mark(piece.until), None)
                 rows, invalid = rows + done.rows, invalid + done.invalid
             position = piece.until
@@ -150,7 +151,8 @@ def follow(
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         applying.apply(batch, None, None if query is None else (str(query), batch_id))
 
-    writer = spark.readStream.format("fencepost").options(**source).load().writeStream
+    reading = spark.readStream.format("fencepost").options(**source)
+    writer = reading.schema(applying.columns).load().writeStream
     writer = writer.foreachBatch(apply).option("checkpointLocation", str(plan.root / CHECKPOINT))
     if name is not None:
         writer = writer.queryName(name)

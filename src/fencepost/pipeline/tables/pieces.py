@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
-from fencepost.pipeline.source.columns import struct_of
+from fencepost.pipeline.source.columns import log_schema, struct_of
 from fencepost.pipeline.tables import state
 from fencepost.pipeline.tables.files import (
     BUCKET,
@@ -72,6 +72,16 @@ class Applying:
     def __init__(self, root: Path, layout: Layout) -> None:
         self._root = root
         self._layout = layout
+
+    @property
+    def columns(self) -> StructType:
+        """The columns of messages that the tables are made of: no others need to be read."""
+        whole = log_schema()
+        if self._layout.kind == "state":
+            return StructType([whole[name] for name in state.NEEDED])
+        if self._layout.schema_of(ROWS) is None:
+            return whole
+        return StructType([whole[name] for name in (*PLACE, *WRITER, "value")])
 
     def book(self, query: str | None = None) -> Book:
         return book_of(self._root, self._layout.format, query)

@@ -33,6 +33,8 @@ from fencepost.pipeline.tables.files import STREAMS, TableError
 CORRUPT = "_corrupt"
 """The text of a value that does not fit the schema of its table."""
 VALUE = "value"
+NEEDED = ("stream", "offset", "version", "position", "value")
+"""What a message is looked at for."""
 OWN_FIRST = ("stream", "key")
 OWN_LAST = ("version", "position", "offset")
 
@@ -59,8 +61,7 @@ _BOUNDS_ARROW = pa.schema(
 
 def parsed(messages: DataFrame) -> DataFrame:
     """Every message as what it says: a change, a control, or `invalid`."""
-    needed = messages.select("stream", "offset", "version", "position", "value")
-    return needed.mapInArrow(_parse_batches, _PARSED)
+    return messages.select(*NEEDED).mapInArrow(_parse_batches, _PARSED)
 
 
 def _parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
