@@ -118,11 +118,19 @@ def register(spark: SparkSession) -> None:
         raise SparkMissingError(
             f"this session runs on Spark {spark.version}, and this is made for {MADE_FOR}"
         )
+    from pyspark.errors import AnalysisException
+
     from fencepost.pipeline.datasource import FencepostDataSource
 
     with _active(spark):
-        if not _is_registered(spark, FencepostDataSource.name()):
+        if _is_registered(spark, FencepostDataSource.name()):
+            return
+        try:
             spark.dataSource.register(FencepostDataSource)
+        except AnalysisException as refusal:
+            # Spark Connect 4.0 refuses a name that its server has found by itself.
+            if refusal.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def check_pyspark() -> None:
