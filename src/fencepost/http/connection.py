@@ -210,24 +210,30 @@ class Connection(asyncio.Protocol):
     def _feed_slices(self, data: bytes) -> None:
         at = 0
         while at < len(data) and not self.closing:
-            part = self._slice(data, at)
-            at += len(part)
-            try:
-                self._reader.feed(part)
-            except Upgraded as upgraded:
-                raise Upgraded(upgraded.rest + data[at:]) from None
+            begun, until = at, min(at + _FEED_BYTES_MAX, len(data))
+            if self._reader.between_requests:
+                at = self._reader.take_repeats(data, at, until)
+            if at == begun:
+                part = self._slice(data, at)
+                at += len(part)
+                try:
+                    self._reader.feed(part)
+                except Upgraded as upgraded:
+                    raise Upgraded(upgraded.rest + data[at:]) from None
             if self._is_full():
                 self._held = data[at:]
                 return
 
-    def _slice(self, data: bytes, at: int) -> bytes | memoryview:
+    def _slice(self, data: bytes, at: int) -> memoryview:
         """What the reader gets next. A request that has begun ends with it if that can be told, so
         that the reader sees at once whether the next one repeats its head."""
         if self._reader.between_requests:
-            return data[at : at + _FEED_BYTES_MAX]
+            # It does not repeat a head: a view goes to the parser without another look at that.
+            return memoryview(data)[at : at + _FEED_BYTES_MAX]
         left = self._reader.body_bytes_left
-        if not left:  # in a head, or in a body in chunks
-            head_end = data.find(b"\r\n\r\n", at, at + _FEED_BYTES_MAX)
+        if not left:  # in a head, or in a body in chunks, which may hold any number of empty lines
+            in_head = self._reader.in_head
+            head_end = data.find(b"\r\n\r\n", at, at + _FEED_BYTES_MAX) if in_head else -1
             left = _FEED_BYTES_MAX if head_end < 0 else head_end + 4 - at
         return memoryview(data)[at : at + left]
 

@@ -28,6 +28,8 @@ _HEAD_END = b"\r\n\r\n"
 _TARGET = re.compile(rb"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?")
 _VALUE = re.compile(rb"[!-~]+")
 _VALUE_BYTES_MAX = 256
+_KEPT_BYTES_MAX = 16 * 1024
+"""A longer head is not kept: to take one apart takes time that grows with its square."""
 
 
 Repeat = tuple[bytes, bytes, dict[bytes, bytes], bytes, int]
@@ -85,12 +87,15 @@ class RepeatedHead:
         self._begin_bytes = len(self._begin)
 
     @classmethod
-    def of(cls, data: bytes, settings: HttpSettings) -> RepeatedHead | None:
-        """The head that `data` begins with; None when it is of no kind that is kept.
+    def of(cls, data: bytes, at: int, settings: HttpSettings) -> RepeatedHead | None:
+        """The head that begins at `at`; None when it is of no kind that is kept.
 
         The parser has not seen it yet: the caller lets it read the same request and compares.
         """
-        line, _, rest = data[: data.find(_HEAD_END)].partition(b"\r\n")
+        head_end = data.find(_HEAD_END, at, at + _KEPT_BYTES_MAX)
+        if head_end < 0:
+            return None
+        line, _, rest = data[at:head_end].partition(b"\r\n")
         target = line[len(_METHOD) : -len(_VERSION)]
         if line != _METHOD + target + _VERSION or not _is_plain(target, settings):
             return None

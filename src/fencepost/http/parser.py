@@ -37,6 +37,9 @@ _BETWEEN, _HEAD, _BODY = range(3)
 _MISSES_MAX = 64
 """How many requests that did not repeat a head go by, at most, before another head is kept."""
 
+_SEARCHED_BYTES_MAX = 2_048
+"""Longer pieces are not searched for doubled spaces: each request line in them is looked at."""
+
 _SLASH = 0x2F
 _SPACE = 0x20
 _PARTS_MAX = 16
@@ -152,6 +155,11 @@ class RequestReader:
         return self._phase == _BETWEEN
 
     @property
+    def in_head(self) -> bool:
+        """Whether a head has begun and is not whole."""
+        return self._phase == _HEAD
+
+    @property
     def answers_head(self) -> bool:
         """Whether the request that is being read is a HEAD, whose answer has no body."""
         return self._phase == _BODY and self._method == "HEAD"
@@ -168,53 +176,56 @@ class RequestReader:
     def feed(self, data: bytes | memoryview) -> None:
         """Read on. Raises `Refusal`, `Stopped` or `Upgraded`, and is not called again after it."""
         if self._phase == _BETWEEN and isinstance(data, bytes):
-            if self._head is not None:
-                data = self._take_repeats(self._head, data)
-                if not data:
-                    return
-            self._misses += 1
-            # The second request in a row that repeats nothing, the fourth, the eighth, and so on.
-            if self._misses > 1 and not self._misses & (self._misses - 1):
-                data = self._keep_head(data)
+            at = self.take_repeats(data, 0, len(data))
+            if at:
+                data = data[at:]
         if data:
             self._parse(data)
 
-    def _take_repeats(self, head: RepeatedHead, data: bytes) -> bytes:
-        """Take the requests that `data` begins with and that have this head; what is left of it."""
-        at = 0
+    def take_repeats(self, data: bytes, at: int, until: int) -> int:
+        """Take the requests that begin at `at`, and before `until`, as far as they are whole and
+        repeat a head; where the last of them ends."""
         front = self._front
-        while at < len(data) and not front.draining:
-            found = head.read(data, at)
-            if found is None:
-                break
-            path, query, headers, body, at = found
-            front.counters.heads_repeated += 1
-            self._misses = 0
-            request = Request("POST", path, query, headers, body, peer=self._peer)
-            request.head = head
-            request.connection = self._connection
-            try:
-                self._take(request, True, "1.1")
-            except Exception as error:
-                raise _failed(error) from error
-        return data[at:]
+        head = self._head
+        if head is not None:
+            while at < until and not front.draining:
+                found = head.read(data, at)
+                if found is None:
+                    break
+                path, query, headers, body, at = found
+                front.counters.heads_repeated += 1
+                self._misses = 0
+                request = Request("POST", path, query, headers, body, peer=self._peer)
+                request.head = head
+                request.connection = self._connection
+                try:
+                    self._take(request, True, "1.1")
+                except Exception as error:
+                    raise _failed(error) from error
+            if at >= until:
+                return at
+        self._misses += 1
+        # The second request in a row that repeats nothing, the fourth, the eighth, and so on.
+        if self._misses > 1 and not self._misses & (self._misses - 1):
+            return self._keep_head(data, at)
+        return at
 
-    def _keep_head(self, data: bytes) -> bytes:
-        """Parse the request that `data` begins with, and keep its head; what is left of it."""
+    def _keep_head(self, data: bytes, at: int) -> int:
+        """Parse the request at `at`, if it is whole, and keep its head; where it ends."""
         if self._misses >= _MISSES_MAX:
             self._misses = _MISSES_MAX // 2
-        head = RepeatedHead.of(data, self._settings)
-        found = None if head is None else head.read(data, 0)
+        head = RepeatedHead.of(data, at, self._settings)
+        found = None if head is None else head.read(data, at)
         if found is None:
-            return data
+            return at
         path, query, headers, _, end = found
-        self._parse(data[:end])
+        self._parse(data[at:end])
         # What both understood alike, they understand alike with other values in the same places.
         parsed = (self._method, self._version, self._path, self._query, self._headers)
         read = ("POST", "1.1", path, query, headers)
         if parsed == read and self.between_requests and self._keep_alive and not self._repeated:
             self._head = head
-        return data[end:]
+        return end
 
     def _parse(self, data: bytes | memoryview) -> None:
         phase = self._phase
@@ -229,9 +240,10 @@ class RequestReader:
             self._line_at = 0
             if phase == _BODY:
                 self._line_at = -1 if self._chunked else self.body_bytes_left
-        # Few pieces have two spaces in a row; in the others no request line needs a look.
+        # Few pieces have two spaces in a row; in the others no request line needs a look. To search
+        # a long one, of which a body is the most, takes longer than to look.
         piece = self._piece
-        self._has_spaces = not isinstance(piece, bytes) or b"  " in piece
+        self._has_spaces = len(piece) > _SEARCHED_BYTES_MAX or b"  " in bytes(piece)
         headers = self._headers
         parser = self._parser
         assert parser is not None
@@ -356,10 +368,13 @@ class RequestReader:
         # llhttp skips further spaces in the request line, where another parser sees an empty part.
         piece, at = self._piece, self._line_at
         if at < 0:
-            spaced = is_spaced(bytes(piece), method, target)
+            fed = bytes(piece)
+            self._has_spaces = b"  " in fed  # a long piece was not searched before
+            spaced = self._has_spaces and is_spaced(fed, method, target)
         else:
             while piece[at] < _SPACE:  # llhttp skips empty lines before a request as well
                 at += 1
+            self._line_at = at  # the end of this head is looked for behind those lines
             at += len(method) + 1
             spaced = piece[at] == _SPACE or piece[at + len(target) + 1] == _SPACE
         if spaced:

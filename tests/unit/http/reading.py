@@ -32,8 +32,8 @@ class ParserAlone(RequestReader):
 
     __slots__ = ()
 
-    def _keep_head(self, data: bytes) -> bytes:
-        return data
+    def _keep_head(self, _data: bytes, at: int) -> int:
+        return at
 
 
 class _Nothing:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.http import heads
+from fencepost.http import heads, parser
+from fencepost.http.heads import RepeatedHead
 from fencepost.http.parser import RequestReader
 from fencepost.http.settings import HttpSettings
+from fencepost.http.wire import is_spaced
 from tests.unit.http import test_refusals
 from tests.unit.http.reading import ParserAlone, both_ways, new_front, read
 
@@ -96,6 +98,46 @@ def test_a_request_with_another_header_line_goes_through_the_parser(line: bytes)
 )
 def test_what_changes_how_a_connection_goes_on_is_never_kept(more: bytes) -> None:
     assert repeated([append(seq, b"hello", more) for seq in range(6)]) == 0
+
+
+def test_a_head_that_takes_long_to_take_apart_is_not_kept() -> None:
+    lines = [b"X-%d: 1" % number for number in range(3_000)]
+
+    assert RepeatedHead.of(b"-" + append(1, b"", *lines[:1_000]), 1, HttpSettings()) is not None
+    assert RepeatedHead.of(append(1, b"", *lines), 0, HttpSettings()) is None
+
+
+SPACED = append(2).replace(b" HTTP", b"  HTTP")
+
+
+@pytest.mark.parametrize("empty", [b"", b"\r\n", b"\r\n\r\n", b"\r\n\r\n\r\n\r\n"])
+@pytest.mark.parametrize("body", [b"", b"a b " * 60, b"  " * 120])
+def test_empty_lines_between_requests_hide_no_doubled_space(empty: bytes, body: bytes) -> None:
+    good = [empty + append(seq, body) for seq in range(10)]
+    for pieces in (good, [b"".join(good)]):
+        assert len(read(ParserAlone, FRONT, pieces).requests) == 10
+    spaced = read(ParserAlone, FRONT, [b"".join((*good, empty, SPACED))])
+
+    assert len(spaced.requests) == 10
+    assert spaced.end[0] == 400
+
+
+def test_a_long_piece_of_bodies_in_chunks_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[bytes] = []
+
+    def searched(piece: bytes, method: bytes, target: bytes) -> bool:
+        searches.append(target)
+        return is_spaced(piece, method, target)
+
+    monkeypatch.setattr(parser, "is_spaced", searched)
+    head = append(0, b"", target=b"/v1/stream/%d").replace(b"Content-Length: 0", b"%b")
+    one = head % (1, b"Transfer-Encoding: chunked") + b"1\r\nx\r\n0\r\n\r\n"
+
+    assert len(read(ParserAlone, FRONT, [one * 100]).requests) == 100
+    assert not searches
+    # With doubled spaces in it each request line is looked for.
+    assert read(ParserAlone, FRONT, [one * 100 + SPACED]).end[0] == 400
+    assert searches
 
 
 def test_nothing_is_taken_behind_the_last_request() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from fencepost.http.connection import Connection
 from fencepost.http.messages import Response
+from fencepost.http.parser import RequestReader
 from fencepost.http.settings import HttpSettings
 from tests.unit.http.rawhttp import (
     QUICK,
@@ -95,6 +96,37 @@ async def test_heads_repeat_wherever_a_long_pipeline_is_cut(cut: int) -> None:
         assert listening.counters.heads_repeated > count * 0.8
 
 
+async def test_large_bodies_that_come_whole_repeat_the_head() -> None:
+    large = b"x" * 60_000
+    async with serving(ScriptedApp()) as listening, connected(listening) as client:
+        for number in range(20):
+            await client.send(post("/echo", large + b"%d" % number))
+            assert (await client.reply()).body == b"POST /echo? " + large + b"%d" % number
+
+    # Some come in two pieces, and go through the parser.
+    assert listening.counters.heads_repeated > 0
+
+
+async def test_empty_lines_in_a_body_in_chunks_do_not_cut_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces: list[int] = []
+    feed = RequestReader.feed
+
+    def fed(reader: RequestReader, data: bytes | memoryview) -> None:
+        pieces.append(len(data))
+        feed(reader, data)
+
+    monkeypatch.setattr(RequestReader, "feed", fed)
+    body = b"\r\n" * 30_000
+    head = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serving(ScriptedApp()) as listening, connected(listening) as client:
+        await client.send(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert (await client.reply()).body == b"POST /echo? " + body
+
+    assert len(pieces) < 100
+
+
 async def test_a_long_pipeline_is_answered_without_deep_recursion() -> None:
     async with serving(ScriptedApp()) as listening, connected(listening) as client:
         count = 5000
@@ -140,6 +172,26 @@ async def test_a_segment_full_of_tiny_requests_is_not_queued_whole() -> None:
 
         assert len(connection._turns) < 700
         assert len(app.requests) == 1
+
+
+async def test_a_segment_full_of_requests_that_repeat_their_head_is_not_queued_whole() -> None:
+    app = ScriptedApp()
+    limits = HttpSettings(sweep_seconds=0.01, pipeline_depth_max=2)
+    async with serving(app, limits) as listening, connected(listening) as client:
+        for _ in range(4):
+            await client.send(post("/echo", b"s"))
+            await client.reply()
+        (connection,) = listening._front.connections
+        assert isinstance(connection, Connection)
+        small, large = post("/later", b"s"), post("/later", b"x" * 40_000)
+        connection.data_received(small * 2_000 + large * 4)
+
+        assert listening.counters.heads_repeated > 100
+        assert len(connection._turns) <= 2 + 20_000 // len(small)
+
+        for _ in range(2_004):
+            (await app.pending.get()).answer(ok(b""))
+            assert (await client.reply()).status == 200
 
 
 async def test_bodies_that_wait_are_bounded_in_bytes() -> None:
