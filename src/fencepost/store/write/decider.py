@@ -228,12 +228,13 @@ class Decider(StreamDecider):
         now_ms = self.tick()
         part, staging = upload.part, self.ledger.staging
         staged = Staged(upload.batch.messages, upload.batch.size, repeated=False)
-        before = staging.find_chunk(part, upload.ordinal)
+        found = staging.find(part)
+        # Chunks are forgotten before their part is, so without a part none is looked for.
+        before = None if found is None else staging.find_chunk(part, upload.ordinal)
         if before is not None:
             if before != upload.digest:
                 return ChunkConflict("another content was uploaded as this chunk before")
             return staged._replace(repeated=True)
-        found = staging.find(part)
         if found is None:
             if staging.waiting_count >= self.settings.staged_parts_max:
                 return TooManyParts(self.settings.staged_parts_max)
