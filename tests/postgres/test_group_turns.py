@@ -10,7 +10,8 @@ import pytest
 
 from fencepost.protocol.acks import Ack
 from fencepost.store.group_contract import AckDone, AckLeases, ClaimDone
-from fencepost.store.postgres.driver.pipeline import Parcel, Pipeline
+from fencepost.store.postgres.driver.pipeline import Pipeline
+from fencepost.store.postgres.driver.statements import Parcel
 from fencepost.testing.clock import SimClock
 from tests.contract.grouping import (
     a,

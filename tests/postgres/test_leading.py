@@ -67,7 +67,7 @@ def cut_lock_holder(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         ended = connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_locks"
-            " WHERE locktype = 'advisory' AND granted"
+            " WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         ).fetchall()
     assert ended == [(True,)]

@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 from fencepost.store.postgres.driver.connection import SilentError, is_away
-from fencepost.store.postgres.driver.pipeline import WritingConnection, packed
-from fencepost.store.postgres.driver.statements import packer
+from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.postgres.driver.statements import packed, packer
 from fencepost.store.settings import PostgresSettings
 from fencepost.testing.postgres import shared_server
 

@@ -117,7 +117,7 @@ def test_a_row_that_is_written_whole_is_not_written_over_by_what_was_behind(book
         entry.stream, None, request, position=book.ledger.next_position, now_ms=0
     )
     assert isinstance(outcome, Appended)
-    book.ledger.apply(book.group, entry, request, outcome, 0)
+    book.ledger.apply(book.group, entry, request, outcome, None, 0)
     book.append(book.find("s98"), b"y", ProducerTuple("of s98", 2, 0))
     book.commit()
 

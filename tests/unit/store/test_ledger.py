@@ -59,7 +59,7 @@ class Book:
             entry.stream, known, request, position=self.ledger.next_position, now_ms=0
         )
         assert isinstance(outcome, Appended)
-        self.ledger.apply(self.group, entry, request, outcome, 0)
+        self.ledger.apply(self.group, entry, request, outcome, known, 0)
         return outcome
 
     def seal(self) -> LedgerGroup:
@@ -313,7 +313,7 @@ def test_the_whole_row_is_written_when_more_than_the_tail_changed(book: Book) ->
         entry.stream, None, request, position=book.ledger.next_position, now_ms=0
     )
     assert isinstance(outcome, Appended)
-    book.ledger.apply(book.group, entry, request, outcome, 0)
+    book.ledger.apply(book.group, entry, request, outcome, None, 0)
     sealed = book.seal()
 
     assert (len(sealed.updates), sealed.moves) == (1, [])

@@ -39,6 +39,8 @@ class TurnBooksRows(BooksRows):
         super().__init__(connection)
         self._last_rows: dict[tuple[int, int], LastRow | None] = {}
         self._groups: list[Group] | None = None
+        self.loaded = False
+        """Whether there is something to forget."""
         self._named: dict[str, dict[Place, Target]] = {}
         self._waiting: dict[str, list[Waiting]] = {}
         self._patterns: list[Waiting] = []
@@ -65,6 +67,7 @@ class TurnBooksRows(BooksRows):
             columns = [list(column) for column in zip(*places, strict=True)]
             queries.append(("last_appends_before", columns))
         groups, named, waiting, patterns, *rows = await connection.fetch_all(queries)
+        self.loaded = True
         self._groups = [group_from_row(row) for row in groups]
         self._named = {path: {} for path in paths}
         for place, target in named_from_rows(named).items():
@@ -81,14 +84,10 @@ class TurnBooksRows(BooksRows):
         """A turn is over."""
         self._last_rows.clear()
         self._groups = None
+        self.loaded = False
         self._named.clear()
         self._waiting.clear()
         self._patterns.clear()
-
-    @property
-    def loaded(self) -> bool:
-        """Whether there is something to forget."""
-        return self._groups is not None
 
     # Finding
 

@@ -14,7 +14,7 @@ exist is remembered as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fencepost.protocol.appends import KeyRecord
@@ -26,7 +26,8 @@ from fencepost.store import records
 from fencepost.store.group_contract import GroupRequest
 from fencepost.store.mesh_contract import SendRequest
 from fencepost.store.postgres.books import TurnBooksRows
-from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.postgres.driver.statements import Query
 from fencepost.store.postgres.groups import Plan, TurnGroupRows
 from fencepost.store.postgres.requests import Needs
 from fencepost.store.sql import Connection, Row
@@ -42,6 +43,12 @@ from fencepost.store.write.staging import ChunkRow, StagedPart
 ALONE_TURNS = 100
 """After so many turns in a row without another node's in between, a node no longer asks for the
 changes of other nodes when it begins a turn."""
+QUICK_AFTER_TURNS = 10
+"""After so many turns in a row without another node's in between, a node decides before it begins a
+turn; after `ALONE_TURNS` when that was too early the last time."""
+FORESEEN_MS_MAX = 2_000
+"""For so long the time is known without asking the database: clocks that are kept right differ by a
+millisecond after that."""
 TURNS_MAX = 64
 """Turns of other nodes whose changes are followed; after more of them the ledger is dropped."""
 PRODUCERS_MAX = 4_000
@@ -78,7 +85,7 @@ class Seen(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What other nodes wrote after that."""
+    """What other nodes wrote after a turn: their turns, and the producers that they changed."""
 
     turns: Sequence[Row]
     """Number, whether it lists all that it changed, and the streams that it changed."""
@@ -141,15 +148,8 @@ class BulkLoader(DiskLoader):
         self, connection: WritingConnection, ledger: Ledger, needs: Needs, *, locking: bool = False
     ) -> None:
         """Load all that is needed, into `ledger` or beside it; lock it outside of a turn."""
-        paths = [
-            path for path in needs.paths if ledger.cached(path) is None and path not in self.absent
-        ]
-        if paths:
-            query = "lock_streams" if locking else "find_streams"
-            self.absent.update(paths)
-            for row in await connection.fetch(query, (paths,)):
-                self.absent.discard(ledger.take_in(row).stream.path)
-        if needs.producers:
+        if not ledger.has_all(needs.paths, needs.producers):
+            await self._load_streams(connection, ledger, needs.paths, locking=locking)
             await self._load_producers(connection, ledger, needs.producers)
         if needs.keys:
             await self._load_keys(connection, ledger, needs.keys)
@@ -157,6 +157,22 @@ class BulkLoader(DiskLoader):
             await self._load_parts(connection, needs, locking=locking)
         if needs.books:
             await self._turn_books.load(connection, ledger, needs.books)
+
+    async def _load_streams(
+        self,
+        connection: WritingConnection,
+        ledger: Ledger,
+        named: Collection[str],
+        *,
+        locking: bool,
+    ) -> None:
+        absent = self.absent
+        paths = [path for path in named if path not in absent and ledger.cached(path) is None]
+        if paths:
+            absent.update(paths)
+            query = "lock_streams" if locking else "find_streams"
+            for row in await connection.fetch(query, (paths,)):
+                absent.discard(ledger.take_in(row).stream.path)
 
     async def _load_producers(
         self, connection: WritingConnection, ledger: Ledger, named: Collection[tuple[str, str]]
@@ -178,15 +194,21 @@ class BulkLoader(DiskLoader):
     async def _load_keys(
         self, connection: WritingConnection, ledger: Ledger, named: Collection[tuple[str, str, str]]
     ) -> None:
-        places: list[KeyPlace] = []
+        self.assume_new(ledger, named)
+        if self._keys:
+            for row in await connection.fetch("find_keys", _columns(self._keys)):
+                self._keys[row[0], row[1], row[2]] = records.key_from_row(tuple(row[3:]))
+
+    def assume_new(self, ledger: Ledger, named: Collection[tuple[str, str, str]]) -> None:
+        """Let keys of streams be new: the row of one that is not will be refused."""
         for path, principal, key in named:
             entry = ledger.cached(path)
             if entry is not None:
-                places.append((entry.stream.id, principal, key))
-        self._keys = dict.fromkeys(places)
-        if places:
-            for row in await connection.fetch("find_keys", _columns(places)):
-                self._keys[row[0], row[1], row[2]] = records.key_from_row(tuple(row[3:]))
+                self._keys[entry.stream.id, principal, key] = None
+
+    def saves_keys(self, group: LedgerGroup) -> bool:
+        """Whether a group has rows of all the keys that were assumed to be new."""
+        return group.keys.keys() >= self._keys.keys()
 
     async def load_sends(
         self, connection: WritingConnection, ledger: Ledger, requests: Sequence[SendRequest]
@@ -297,13 +319,23 @@ class Cache:
     """Begins the turns of one node, and makes its ledger ready for each."""
 
     def __init__(
-        self, ledger: Ledger, loader: BulkLoader, claims: Claims, *, streams_max: int
+        self,
+        ledger: Ledger,
+        loader: BulkLoader,
+        claims: Claims,
+        *,
+        streams_max: int,
+        clock_ns: Callable[[], int],
     ) -> None:
         self._ledger = ledger
         self._loader = loader
         self._claims = claims
         self._streams_max = streams_max
         self._asks = 0  # turns that still begin with asking for the changes of other nodes
+        self._alone_turns = 0
+        self._clock_ns = clock_ns
+        self._counters: Row = ()
+        self._heard_ns = 0  # when the database said the time that is in these counters
         self._changes: Changes | None = None
         self._ahead: tuple[Plan, list[list[Row]]] | None = None
         """Rows of groups that were loaded when the turn began."""
@@ -324,9 +356,11 @@ class Cache:
         if requests or leases:
             plan = self._loader.turn_groups.plan(requests, leases)
             queries += plan.queries()
-        if not queries:
-            return await connection.begin()
-        counters, found = await connection.begin_and_fetch(queries)
+        if queries:
+            counters, found = await connection.begin_and_fetch(queries)
+        else:
+            counters, found = await connection.begin(), []
+        self._counters, self._heard_ns = counters, self._clock_ns()
         if asks:
             count = len(Changes._fields)
             self._changes, found = Changes(*found[:count]), found[count:]
@@ -334,13 +368,72 @@ class Cache:
             self._ahead = plan, found
         return counters
 
+    def foreseen(self, seen: int) -> Row | None:
+        """The counters that the next turn begins with, if no other node has one before.
+
+        None when that is to be expected; `seen` is the newest turn that was heard of. The time is
+        the database's, or earlier by as much as its answer was on its way.
+        """
+        if not 0 <= seen <= self.last_turn or self._alone_turns < QUICK_AFTER_TURNS:
+            return None
+        passed_ms = (self._clock_ns() - self._heard_ns) // 1_000_000
+        *numbers, now_ms, leader, large = self._counters
+        if passed_ms > FORESEEN_MS_MAX or large is not None:
+            return None
+        return (*numbers, now_ms + passed_ms, leader, None)
+
+    def taken(self, turn: int, group: LedgerGroup, now_ms: int | None = None) -> None:
+        """A turn of this node is over; the database said just now what time it is, or earlier."""
+        self._loader.forget()
+        self.last_turn = turn
+        absent = self._loader.absent
+        if len(absent) > self._streams_max:
+            # Clients may ask for any number of streams that do not exist.
+            absent.clear()
+        if not group.counters:
+            return  # nothing was written
+        if group.created:
+            absent.difference_update(group.entries[made].stream.path for made in group.created)
+        *_, next_chunk, then_ms, leader, large = self._counters
+        if now_ms is None:
+            now_ms = then_ms
+        else:
+            self._heard_ns = self._clock_ns()
+        self._counters = (turn, *group.counters, next_chunk, now_ms, leader, large)
+
+    def overtaken(self) -> None:
+        """Another node had a turn before a quick one."""
+        self._alone_turns = QUICK_AFTER_TURNS - ALONE_TURNS
+
+    def undone(self) -> None:
+        """What was decided before its turn came to nothing."""
+        self._loader.forget()
+
+    def lost(self) -> None:
+        """It is not known what the database holds: the ledger is dropped before the next turn."""
+        self._loader.forget()
+        self.last_turn = -1
+
+    async def prepare_quick(self, connection: WritingConnection, needs: Needs) -> None:
+        """Make the ledger ready to decide a request before the turn. Its keys are taken for new."""
+        self._alone_turns += 1
+        await self._loader.load(connection, self._ledger, needs._replace(keys=()))
+        self._loader.assume_new(self._ledger, needs.keys)
+
+    def saves_keys(self, group: LedgerGroup) -> bool:
+        """Whether a group will be refused if one of the keys that were taken for new is not."""
+        return self._loader.saves_keys(group)
+
     async def prepare(self, connection: WritingConnection, counters: Row, needs: Needs) -> bool:
         """Make the ledger ready to decide requests with these needs; whether it was dropped."""
         dropped = False
         if counters[0] != self.last_turn:
+            self._alone_turns = min(self._alone_turns, 0)
             dropped = await self._refresh(connection, counters)
-        elif self._asks:
-            self._asks -= 1
+        else:
+            self._alone_turns += 1
+            if self._asks:
+                self._asks -= 1
         await self._loader.load(connection, self._ledger, needs)
         return dropped
 
@@ -391,12 +484,3 @@ class Cache:
 
     def _seen(self) -> Seen:
         return Seen(self.last_turn, self._ledger.next_position)
-
-    def decided(self, group: LedgerGroup) -> None:
-        """All requests of the turn are decided: forget what only they needed."""
-        self._loader.forget()
-        absent = self._loader.absent
-        absent.difference_update(group.entries[made].stream.path for made in group.created)
-        if len(absent) > self._streams_max:
-            # Clients may ask for any number of streams that do not exist.
-            absent.clear()

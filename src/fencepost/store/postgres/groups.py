@@ -26,7 +26,8 @@ from fencepost.store.group_contract import (
     ParkEvents,
     RenewLeases,
 )
-from fencepost.store.postgres.driver.pipeline import Query, WritingConnection
+from fencepost.store.postgres.driver.pipeline import WritingConnection
+from fencepost.store.postgres.driver.statements import Query
 from fencepost.store.sql import Connection, Row
 from fencepost.store.write.groups import GroupRows, group_from_row, target_from_row
 

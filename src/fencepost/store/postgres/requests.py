@@ -95,6 +95,8 @@ class Request(NamedTuple):
     """The number of the large commit that it is part of, and does not wait for."""
     connection: WritingConnection | None = None
     """The connection whose open transaction it is decided in, and ends."""
+    repeatable: bool = False
+    """Whether `Decider.undo` takes back all that deciding it does, so that it can be done again."""
     about_group: GroupRequest | None = None
     """The request about a group that it is, whose rows the turn loads."""
     about_send: SendRequest | None = None

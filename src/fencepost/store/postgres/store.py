@@ -21,6 +21,7 @@ import psycopg
 
 from fencepost.clock import Clock
 from fencepost.protocol.appends import Append
+from fencepost.protocol.commits import Commit
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.writers import (
@@ -39,6 +40,7 @@ from fencepost.store.contract import (
     StoreAwayError,
     StreamInfo,
     Truncated,
+    Upload,
 )
 from fencepost.store.group_contract import GroupRequest
 from fencepost.store.large.commits import LargeCommits
@@ -99,6 +101,12 @@ class PostgresStore(WriteFront):
         large = LargeCommits(decider.holds, partial(LargeCommit, self))
         super().__init__(settings, decider, large)
         dial = partial(WritingConnection.connect, settings)
+        self.feed = Feed(
+            self.node,
+            dial,
+            poll_interval_s=settings.poll_interval_ms / 1000,
+            published=self._told,
+        )
         self.turns = Turns(
             settings,
             self.node,
@@ -109,18 +117,14 @@ class PostgresStore(WriteFront):
                 loader,
                 self.decider.claims,
                 streams_max=settings.streams_cached_max,
+                clock_ns=clock.monotonic_ns,
             ),
             committed=self._committed,
             lost=self._lost,
+            feed=self.feed,
             clock_ns=clock.monotonic_ns,
         )
-        self.notifier = Notifier(self.node, dial)
-        self.feed = Feed(
-            self.node,
-            dial,
-            poll_interval_s=settings.poll_interval_ms / 1000,
-            published=self._told,
-        )
+        self.notifier = Notifier(self.node, dial, self.feed)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Never resolved with an error: a database that is away may come back."""
         for work in (self.feed.run(), self.notifier.run()):
@@ -185,6 +189,8 @@ class PostgresStore(WriteFront):
             "turns_total": counted.turns,
             "ledger_drops_total": counted.dropped,
             "failed_turns_total": counted.failed,
+            "quick_turns_total": counted.quick,
+            "overtaken_turns_total": counted.overtaken,
             "unknown_turns_total": counted.unknown,
             "connections_total": counted.reconnects,
             "feed_turn": self.feed.seen,
@@ -207,14 +213,21 @@ class PostgresStore(WriteFront):
             needs = Needs(parts=touched.send.body.parts)
             self.turns.submit(Request(work, done, needs, size, about_send=touched))
             return
-        self.turns.submit(Request(work, done, needs_of(touched), size))
+        needs = needs_of(touched)
+        repeatable = isinstance(touched, Commit | Upload) and not (needs.leases or needs.books)
+        self.turns.submit(Request(work, done, needs, size, repeatable=repeatable))
 
     def append(self, request: Append, done: Callable[[Any], None]) -> None:
         if self._held and self._holds_append(request, done):
             return
         size = 0 if request.batch is None else request.batch.size
         needs = needs_of_append(request)
-        self.turns.submit(Request(lambda decider: decider.append(request), done, needs, size))
+        repeatable = not (needs.leases or needs.books)
+        self.turns.submit(
+            Request(
+                lambda decider: decider.append(request), done, needs, size, repeatable=repeatable
+            )
+        )
 
     def _accepts_large(self, done: Callable[[Failure], None]) -> bool:
         if self._large.closing:

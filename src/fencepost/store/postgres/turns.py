@@ -6,6 +6,10 @@ order. All requests that have come meanwhile are decided together on the ledger 
 handful of statements, and the transaction ends in the same round trip. Nothing of this waits for
 anything but the database, and the database frees the row when the node that holds it is gone.
 
+A node that writes alone decides a request that comes by itself before it has the lock, and takes
+the turn, writes and ends it in one round trip: a quick turn. If another node was first, the
+database refuses all of it, the decision is undone, and an ordinary turn decides the request again.
+
 A large commit (`large/commits.py`) is written beside the turns and holds what it names. A turn that
 finds one under way keeps requests about any of that back; without one it costs nothing.
 
@@ -26,9 +30,11 @@ from operator import itemgetter
 from typing import Any
 
 import psycopg
+from psycopg import errors
 
 from fencepost.store.contract import Failed, Failure, Unknown
 from fencepost.store.postgres.cache import Cache, lists_all_changes
+from fencepost.store.postgres.cluster.feed import Feed
 from fencepost.store.postgres.driver.connection import is_away, is_full
 from fencepost.store.postgres.driver.pipeline import WritingConnection
 from fencepost.store.postgres.large.locks import LARGE_COMMITS, HeldRequests, mark_of_path
@@ -38,6 +44,7 @@ from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import Row
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.ledger_group import LedgerGroup
+from fencepost.store.write.stream_decider import Kept
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +59,11 @@ HELD_LOOK_S = 0.1
 class Counted:
     """Counts of the turns of this node, for the metrics."""
 
-    __slots__ = ("dropped", "failed", "reconnects", "turns", "unknown")
+    __slots__ = ("dropped", "failed", "overtaken", "quick", "reconnects", "turns", "unknown")
 
     def __init__(self) -> None:
         self.turns = self.dropped = self.failed = self.unknown = self.reconnects = 0
+        self.quick = self.overtaken = 0
 
 
 class Turns:
@@ -71,6 +79,7 @@ class Turns:
         *,
         committed: Callable[[LedgerGroup, int], None],
         lost: Callable[[], None],
+        feed: Feed,
         clock_ns: Callable[[], int],
     ) -> None:
         self._settings = settings
@@ -81,6 +90,7 @@ class Turns:
         self._cache = cache
         self._committed = committed
         self._lost = lost
+        self._feed = feed
         self._clock_ns = clock_ns
         self._connection: WritingConnection | None = None
         self._queue: deque[Request] = deque()
@@ -89,6 +99,8 @@ class Turns:
         self._idle.set()
         self._held: HeldRequests[Request] = HeldRequests()
         self._closing = False
+        self._together = 0
+        """Requests that were under way when the last turn ended."""
         self.now_ms = 0
         """The database's clock, as of this turn."""
         self.leader = ""
@@ -158,13 +170,20 @@ class Turns:
         if not self._held:
             self._idle.set()
         self._arrived.clear()
+        if not self._held:
+            await self._arrived.wait()
+            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HELD_LOOK_S if self._held else None):
+            async with asyncio.timeout(HELD_LOOK_S):
                 await self._arrived.wait()
 
     # One turn
 
     async def _take_turn(self) -> None:
+        foreseen = self._foreseen()
+        if foreseen is not None:
+            await self._take_quick_turn(*foreseen, self._queue.popleft())
+            return
         own = self._queue[0].connection if self._queue else None
         try:
             connection = own or await self._connected()
@@ -186,6 +205,108 @@ class Turns:
             return
         await self._write(connection, counters, group, outcomes, batch)
 
+    def _foreseen(self) -> tuple[WritingConnection, Row] | None:
+        """The counters of the next turn, when the one request that waits can be decided before it.
+
+        Where several are under way, most of them come while the lock is waited for, and share the
+        turn. One by itself would wait for nothing.
+        """
+        connection = self._connection
+        if connection is None or self._held or self._together > 1 or len(self._queue) != 1:
+            return None
+        if not self._queue[0].repeatable or self._queue[0].alone:
+            return None
+        counters = self._cache.foreseen(self._feed.seen)
+        return None if counters is None else (connection, counters)
+
+    async def _take_quick_turn(
+        self, connection: WritingConnection, counters: Row, request: Request
+    ) -> None:
+        """Decide on the ledger as it is, then begin a turn, write it and end it in one round trip.
+
+        It comes to nothing if another node has had a turn. If none has, then nothing has changed
+        since this node's last turn, not even what was loaded without the lock meanwhile.
+        """
+        batch = [request]
+        kept = self._decider.kept()
+        self.turn, self.large = counters[0], None
+        self.more_turns, self.ends_large = 0, False
+        self.now_ms, self.leader = counters[5], counters[6]
+        claims, is_keyed = self._decider.claims, bool(request.needs.keys)
+        try:
+            await self._cache.prepare_quick(connection, request.needs)
+            group = self._decider.new_group()
+            if is_keyed:
+                claims.hold_events()
+            outcomes = [(request.done, request.work(self._decider))]
+            stands = not is_keyed or self._cache.saves_keys(group)
+            if is_keyed and stands:
+                claims.tell_held()
+        except psycopg.Error as error:
+            await self._undecided(batch, error)
+            return
+        except Exception:
+            # What was loaded at different times without the lock need not fit together.
+            log.info("a request is decided again, in a turn", exc_info=True)
+            self._decide_again(request, self._decider.group, counters, kept)
+            await self._forget()
+            return
+        if not stands:
+            self._decide_again(request, group, counters, kept)
+            return
+        started_ns = self._clock_ns()
+        is_empty = group.is_empty()
+        try:
+            if is_empty:
+                # What its answers say is committed, unless another node has had a turn.
+                last = (counters[0], self._ledger.last_ms)
+                is_taken = bool(await connection.fetch("still_last_turn", last))
+            else:
+                is_taken = await self._write_quickly(connection, counters[0], group)
+        except errors.UniqueViolation:
+            # A key was not new. Anything else meets the same again in the ordinary turn.
+            self._decide_again(request, group, counters, kept)
+            return
+        except Exception as error:
+            if not connection.is_lost:
+                self._decider.undo(group, counters[1:4], kept)
+            if isinstance(error, errors.LockNotAvailable):
+                await self._away(batch, error)
+            else:
+                await self._write_failed(connection, batch, outcomes, error)
+            return
+        if not is_taken:
+            self.counted.overtaken += 1
+            self._cache.overtaken()
+            self._decide_again(request, group, counters, kept)
+        elif is_empty:
+            self._cache.taken(counters[0], group)
+            self._ledger.committed(group)
+            _tell(outcomes, None)
+        else:
+            self.counted.quick += 1
+            self._written(group, counters[0] + 1, outcomes, started_ns)
+
+    def _decide_again(
+        self, request: Request, group: LedgerGroup, counters: Row, kept: Kept
+    ) -> None:
+        """Undo a decision that was made before its turn, and have an ordinary turn decide."""
+        self._decider.undo(group, counters[1:4], kept)
+        self._cache.undone()
+        self._queue.appendleft(request._replace(repeatable=False))
+
+    async def _write_quickly(
+        self, connection: WritingConnection, last_turn: int, group: LedgerGroup
+    ) -> bool:
+        self._ledger.seal(group)
+        turn = last_turn + 1
+        shape = (*_shape(group), lists_all_changes(group))
+        end = (turn, *group.counters, self._node, *shape, last_turn)
+        now_ms = await connection.take_quick_turn(list(statements(group)), end)
+        if now_ms is not None:
+            self._cache.taken(turn, group, now_ms)
+        return now_ms is not None
+
     async def _begin(self, connection: WritingConnection) -> Row:
         """Wait for the turn, and have rows of groups come along for the requests that wait now."""
         waiting = islice(self._queue, self._settings.turn_requests_max)
@@ -200,7 +321,7 @@ class Turns:
     async def _connected(self) -> WritingConnection:
         if self._connection is None:
             self._connection = await self._connect()
-            self._cache.last_turn = -1
+            self._cache.lost()
             self.counted.reconnects += 1
         return self._connection
 
@@ -261,7 +382,6 @@ class Turns:
             await self._cache.load_sends(connection, sends)
         group = self._decider.new_group()
         outcomes = [(request.done, request.work(self._decider)) for request in batch]
-        self._cache.decided(group)
         return group, outcomes
 
     async def _write(
@@ -280,32 +400,38 @@ class Turns:
             except psycopg.Error as error:
                 await self._away(batch, error)
                 return
-            self._cache.last_turn = counters[0]
+            self._cache.taken(counters[0], group)
             self._ledger.committed(group)
             _tell(outcomes, None)
             return
         turn = counters[0] + 1 + self.more_turns
         try:
             self._ledger.seal(group)
-            shape = (
-                [entry.stream.id for entry in group.entries.values()],
-                sorted(group.created),
-                [view.id for _, view, state in group.views if state != 0],
-            )
             ending = "end_large_turn" if self.ends_large else "end_turn"
             # What a turn changed is known only if it has no further rows of turns.
             listed = not self.more_turns and lists_all_changes(group)
             lists = () if self.ends_large else (listed,)
-            end = (turn, *group.counters, counters[4], self._node, *shape, *lists)
+            end = (turn, *group.counters, counters[4], self._node, *_shape(group), *lists)
             await connection.write_and_commit(list(statements(group)), end, ending=ending)
         except Exception as error:
             await self._write_failed(connection, batch, outcomes, error)
             return
         # After the turn of a large commit the ledger has its streams as they were before it.
-        self._cache.last_turn = turn if connection is self._connection else -1
-        self.counted.turns += 1
+        self._cache.taken(turn if connection is self._connection else -1, group)
         if self.ends_large:
             self._arrived.set()
+        self._written(group, turn, outcomes, started_ns)
+
+    def _written(
+        self,
+        group: LedgerGroup,
+        turn: int,
+        outcomes: list[tuple[Done, object]],
+        started_ns: int,
+    ) -> None:
+        """A turn is on disk."""
+        self.counted.turns += 1
+        self._together = len(outcomes) + len(self._queue)
         elapsed_ns = self._clock_ns() - started_ns
         self._committed(group, turn)
         self.on_commit(len(outcomes), elapsed_ns, elapsed_ns)
@@ -360,7 +486,7 @@ class Turns:
 
     async def _forget(self) -> None:
         """Nothing that was decided since the last commit holds: begin again from the database."""
-        self._cache.last_turn = -1
+        self._cache.lost()
         await self._disconnect()
         self._lost()
 
@@ -388,6 +514,15 @@ def _tell(outcomes: Sequence[tuple[Done, object]], failure: Failure | None) -> N
 
 
 # What a turn writes
+
+
+def _shape(group: LedgerGroup) -> tuple[list[int], list[int], list[int]]:
+    """The streams that a sealed group changes, makes and ends."""
+    return (
+        [entry.stream.id for entry in group.entries.values()],
+        sorted(group.created),
+        [view.id for _, view, state in group.views if state != 0],
+    )
 
 
 def statements(sealed: LedgerGroup) -> Iterator[tuple[str, Sequence[Row]]]:

@@ -20,6 +20,30 @@ WITH ended AS (
 INSERT INTO turns (turn, node, at_ms, head, streams, created, removed, listed)
 VALUES ($1, $6, $4, $2 - 1, $7::bigint[], $8::bigint[], $9::bigint[], $10)
 
+-- name: quick_turn
+-- Take the turn that follows turn $10, and end it, as `end_turn` does; the database's time. When
+-- another node has had that turn, or a large commit is under way, or the time that was decided by is
+-- of more than a second ago, the text that should be a number is an error, which undoes what leaves
+-- together with this. The clock is read where the lock is held already.
+WITH ended AS (
+    UPDATE counters SET turn = $1, next_position = $2, next_stream = $3, last_ms = $4
+    WHERE turn = $10 AND large IS NULL
+    RETURNING turn
+)
+INSERT INTO turns (turn, node, at_ms, head, streams, created, removed, listed)
+SELECT
+    coalesce(
+        (SELECT turn FROM ended WHERE extract(epoch FROM clock_timestamp()) * 1000 < $4 + 1000),
+        ('this comes too late for turn ' || (SELECT turn + 1 FROM counters))::bigint
+    ),
+    $5, $4, $2 - 1, $6::bigint[], $7::bigint[], $8::bigint[], $9
+RETURNING (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+
+-- name: still_last_turn
+-- Whether no node has had a turn since, and it is not more than a second later than $2.
+SELECT 1 FROM counters
+WHERE turn = $1 AND large IS NULL AND extract(epoch FROM clock_timestamp()) * 1000 < $2 + 1000
+
 -- name: turns_after
 -- Some turns in order, up to so many changed streams: at least one turn, if there is any.
 SELECT turn, node, at_ms, head, streams, created, removed, since
@@ -68,6 +92,17 @@ SELECT k.stream, k.principal, k.key, k.digest, k.start_messages, k.start_bytes, 
        k.tail_bytes, k.closed, k.position, k.created_ms, k.answer
 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS n (stream, principal, key)
 JOIN keys k ON k.stream = n.stream AND k.principal = n.principal AND k.key = n.key
+
+-- name: follow_turns
+-- Show all nodes that this session follows the turns, as long as there is this session.
+SELECT pg_advisory_lock_shared($1::int, 0)
+
+-- name: another_follows
+SELECT EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND classid = $1::oid AND objsubid = 2 AND pid <> pg_backend_pid()
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
 
 -- name: notify
 SELECT pg_notify($1, $2)

@@ -34,47 +34,66 @@ class Claims:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._standings: Standings = {}
+        self.noted: Standings = {}
+        """What is in memory of the standings, without a look at the disk."""
         self.auditor: Callable[[AuditEvent], None] | None = None
         """Called with what the audit stream should hold, while the group in question is open."""
         self.refused = 0
         """Appends refused for being too fast, for the metrics."""
         self._known = False
+        self._held: list[AuditEvent] | None = None
 
     def reset(self) -> None:
         """Forget how many claims are open; rates go on."""
         self._known = False
+        self._held = None
+
+    def undo(self, kept: Standings) -> None:
+        """Let principals stand as in an earlier copy of what was noted."""
+        self.noted = kept
+        self.reset()
+
+    def hold_events(self) -> None:
+        """Keep what is to be audited until `tell_held`: it is not certain that it is decided."""
+        self._held = []
+
+    def tell_held(self) -> None:
+        """Audit what was held."""
+        held, self._held = self._held, None
+        for event in held or ():
+            self._tell(event)
+
+    def _tell(self, event: AuditEvent) -> None:
+        if self._held is not None:
+            self._held.append(event)
+        elif self.auditor is not None:
+            self.auditor(event)
 
     @property
     def standings(self) -> Standings:
         """Where every principal stands; open claims are counted on disk when that is not known."""
         if not self._known:
             self._count()
-        return self._standings
-
-    @property
-    def noted(self) -> Standings:
-        """What is in memory of that, without a look at the disk: for the metrics."""
-        return self._standings
+        return self.noted
 
     def _count(self) -> None:
         self._known = True
         counts = {str(name): int(count) for name, count in self._connection.fetch("open_claims")}
-        for name in {*self._standings, *counts}:
-            standing = self._standings.get(name, NEW)
-            self._standings[name] = standing._replace(open_claims=counts.get(name, 0))
+        for name in {*self.noted, *counts}:
+            standing = self.noted.get(name, NEW)
+            self.noted[name] = standing._replace(open_claims=counts.get(name, 0))
 
     def pace(self, actor: Actor | None, now_ms: int, appends: int = 1) -> TooFast | None:
         """Count appends that are about to be decided, or say that they come too fast."""
         if actor is None or actor.principal.pace.appends is None:
             return None
-        standing = self._standings.get(actor.name, NEW)
+        standing = self.noted.get(actor.name, NEW)
         paced = decide_append_pace(standing, actor.principal.pace, now_ms, appends=appends)
         if isinstance(paced, TooFast):
             self.refused += 1
             return paced
-        if actor.name in self._standings:
-            self._standings[actor.name] = paced
+        if actor.name in self.noted:
+            self.noted[actor.name] = paced
         else:
             self.take_over({actor.name: paced})
         return None
@@ -97,11 +116,11 @@ class Claims:
 
     def take_over(self, changed: Standings) -> None:
         """Let principals stand as a decision leaves them."""
-        self._standings.update(changed)
-        if len(self._standings) > STANDINGS_MAX:
+        self.noted.update(changed)
+        if len(self.noted) > STANDINGS_MAX:
             # Those with open claims must be known; what the others sent lately may be forgotten.
-            self._standings = {
-                name: standing for name, standing in self._standings.items() if standing.open_claims
+            self.noted = {
+                name: standing for name, standing in self.noted.items() if standing.open_claims
             }
 
     def weigh(
@@ -136,7 +155,7 @@ class Claims:
             return
         event = audit(actor, request.path, claim.epoch, claim.id, before, refusal, now_ms)
         if event is not None:
-            self.auditor(event)
+            self._tell(event)
 
     def end_all(self, entry: Entry, now_ms: int) -> None:
         """End the claims on a stream that goes; they do not count as abandoned."""
@@ -145,8 +164,8 @@ class Claims:
         for name in _open_claims(
             self._connection.fetch("open_claims_of", (entry.stream.id,)), entry
         ):
-            standing = self._standings.get(name, NEW)
-            self._standings[name] = ended(standing, abandoned=False, now_ms=now_ms)
+            standing = self.noted.get(name, NEW)
+            self.noted[name] = ended(standing, abandoned=False, now_ms=now_ms)
 
 
 def _open_claims(rows: Iterable[tuple[object, ...]], entry: Entry) -> list[str]:

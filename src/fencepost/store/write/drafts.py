@@ -274,7 +274,9 @@ class Draft:
         for append, outcome in self.decided:
             entry = self._ledger.find(append.path)
             assert entry is not None
-            self._ledger.apply(group, entry, append, outcome, self._ledger.last_ms)
+            claim, ledger = append.producer, self._ledger
+            before = None if claim is None else ledger.find_producer(entry, claim.id)
+            ledger.apply(group, entry, append, outcome, before, ledger.last_ms)
 
     def _stream(self, append: Append) -> Stream | ItemMissing | ItemDeleted:
         """The draft's copy of the stream; made up when it does not exist but may be made."""

@@ -164,6 +164,14 @@ class Ledger(KeyLedger):
         """The stream at `path`, if it is in memory."""
         return self._by_path.get(path)
 
+    def has_all(self, paths: Iterable[str], producers: Iterable[tuple[str, str]]) -> bool:
+        """Whether these streams, and these producers on some of them, are in memory."""
+        by_path = self._by_path
+        for path in paths:
+            if path not in by_path:
+                return False
+        return all(producer_id in by_path[path].producers for path, producer_id in producers)
+
     def drop_all(self, paths: Container[str]) -> None:
         """Have these streams loaded again, because their rows were written past this ledger. None
         of them is in a group that is not on disk."""
@@ -328,16 +336,22 @@ class Ledger(KeyLedger):
         self.next_position += 1
 
     def apply(
-        self, group: LedgerGroup, entry: Entry, request: Append, outcome: Appended, now_ms: int
+        self,
+        group: LedgerGroup,
+        entry: Entry,
+        request: Append,
+        outcome: Appended,
+        before: Producer | None,
+        now_ms: int,
     ) -> None:
-        """Carry out an accepted append."""
+        """Carry out an accepted append; `before` is what its producer had done until then."""
         stream = entry.stream
         producer = outcome.producer
         sent = NO_PRODUCER
         if producer is not None:
-            before = self.find_producer(entry, producer.id)
-            same_epoch = before is not None and before.epoch == producer.epoch
-            previous = before.position if before is not None and same_epoch else None
+            previous = None
+            if before is not None and before.epoch == producer.epoch:
+                previous = before.position
             sent = (producer.id, producer.epoch, producer.seq, previous, request.digest)
             entry.producers[producer.id] = producer
             group.producers[stream.id, producer.id] = producer
@@ -472,6 +486,12 @@ class Ledger(KeyLedger):
             if state == DELETED:
                 self._drop(entry)
         return published
+
+    def undo(self, group: LedgerGroup, counters: Row) -> None:
+        """Forget what was decided in the only group that is open, and keep the rest."""
+        for entry in group.entries.values():
+            self._drop(entry)
+        self._begin_again(counters)
 
     def continue_after(self, group: LedgerGroup) -> None:
         """Let `group` be all that is not on disk, as far as later decisions look."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from copy import copy
+from typing import NamedTuple
 
 from fencepost.protocol.appends import (
     AlreadyClosed,
@@ -23,7 +25,7 @@ from fencepost.protocol.appends import (
     StaleEpoch,
     decide_append,
 )
-from fencepost.protocol.claims import AuditEvent, EpochGuarded, NotHolder
+from fencepost.protocol.claims import AuditEvent, EpochGuarded, NotHolder, Standings
 from fencepost.protocol.creates import (
     Create,
     Created,
@@ -55,7 +57,7 @@ from fencepost.store.read.chunks import fork_point, is_place
 from fencepost.store.read.log_selection import head_of
 from fencepost.store.records import CLOSED, EXPIRED, REMOVED
 from fencepost.store.settings import StoreSettings
-from fencepost.store.sql import Connection
+from fencepost.store.sql import Connection, Row
 from fencepost.store.write.claims import Claims
 from fencepost.store.write.group_decider import GroupDecider
 from fencepost.store.write.ledger import NO_PRODUCER, Ledger
@@ -115,6 +117,15 @@ class Counts:
         self.messages += others.messages
         self.bytes += others.bytes
         self.raises += others.raises
+
+
+class Kept(NamedTuple):
+    """What decisions change beside the ledger, as it was before some of them."""
+
+    counts: Counts
+    standings: Standings
+    too_fast: int
+    past_shares: int
 
 
 class StreamDecider:
@@ -197,6 +208,21 @@ class StreamDecider:
         for watcher in self.watchers:
             watcher.reset()
 
+    def kept(self) -> Kept:
+        """What is counted beside the ledger as of now, for `undo`."""
+        claims, usage = self.claims, self.ledger.usage
+        return Kept(copy(self.counts), claims.noted.copy(), claims.refused, usage.refused)
+
+    def undo(self, group: LedgerGroup, counters: Row, kept: Kept) -> None:
+        """Undo what was decided in the open group, since `kept` and those counters of the ledger.
+
+        It undoes appends and commits of streams and parts, and what goes with them, and no more.
+        """
+        self.ledger.undo(group, counters)
+        self.claims.undo(kept.standings)
+        self.counts = kept.counts
+        self.claims.refused, self.ledger.usage.refused = kept.too_fast, kept.past_shares
+
     def append(self, request: Append) -> AppendOutcome | Missing | SoftDeleted:
         """Add a batch, close, or both."""
         now_ms = self.tick()
@@ -233,7 +259,7 @@ class StreamDecider:
             if takes and isinstance(outcome, Appended):
                 self.ledger.usage.add(self.group, request.actor.name, takes)
         if isinstance(outcome, Appended):
-            self.ledger.apply(self.group, entry, request, outcome, now_ms)
+            self.ledger.apply(self.group, entry, request, outcome, producer, now_ms)
             self.counts.add(request)
             if producer is not None:
                 self.counts.add_raise(request, producer)
@@ -267,7 +293,7 @@ class StreamDecider:
         if isinstance(outcome, Appended):
             usage.add(self.group, request.principal, takes)
             entry = self.make(stream)
-            self.ledger.apply(self.group, entry, request, outcome, now_ms)
+            self.ledger.apply(self.group, entry, request, outcome, None, now_ms)
             self.counts.add(request)
         return outcome
 

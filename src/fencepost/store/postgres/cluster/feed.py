@@ -3,9 +3,11 @@
 Every turn leaves a row that says which streams it changed. After a commit a node notifies the
 others, on a connection of its own and once for all commits since the last notification. A node that
 is notified reads the rows of the turns that it has not seen. A lost notification costs only time,
-because every node also looks for new rows once a second. After it lost its connection a node reads
-some turns again: a failover to a standby that was behind takes turns back, and their numbers are
-given anew. Telling readers of a stream twice does no harm.
+because every node also looks for new rows once a second. Each session that follows holds a lock
+that shows it, so that a node that follows alone notifies none, and looks at its own turns.
+
+After it lost its connection a node reads some turns again: a failover to a standby that was behind
+takes turns back, and their numbers are given anew. Telling readers of a stream twice does no harm.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from fencepost.store.write.ledger import view_of
 log = logging.getLogger(__name__)
 
 CHANNEL = "fencepost"
+FOLLOWS = 0x66656564
+"""The class of the advisory lock by which sessions show that they follow the turns."""
 TURNS_PER_LOOK_MAX = 1_000
 STREAMS_PER_LOOK_MAX = 500
 """Streams of the turns that are looked at at once: a large commit changes more."""
@@ -38,7 +42,7 @@ OWN_TURNS_S = 0.02
 
 
 class Turn(NamedTuple):
-    """What a turn did."""
+    """The row of a turn: which node wrote, when, and which streams it changed."""
 
     turn: int
     node: str
@@ -67,6 +71,10 @@ class Feed:
         self._connect = connect
         self._poll_interval_s = poll_interval_s
         self._published = published
+        self.is_alone = False
+        """Whether no other node was following the turns at the last look."""
+        self._looked_at = 0.0  # for other nodes
+        self._written = asyncio.Event()
         self.seen = -1
         """The newest turn that this node's readers were told of."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -80,6 +88,8 @@ class Feed:
             try:
                 connection = await self._connect()
                 await connection.listen(CHANNEL)
+                await connection.fetch("follow_turns", (FOLLOWS,))
+                self._looked_at = 0.0
                 [(turn, _)] = await connection.fetch("last_turn")
                 self.seen = turn if self.seen < 0 else max(0, min(self.seen, turn) - TURNS_AGAIN)
                 await self._follow(connection)
@@ -88,9 +98,14 @@ class Feed:
             except Exception:
                 log.exception("the feed of turns failed and will be tried again")
             finally:
+                self.is_alone = False
                 if connection is not None:
                     await connection.close()
             await asyncio.sleep(RECONNECT_S)
+
+    def poke(self) -> None:
+        """This node has written."""
+        self._written.set()
 
     async def reach(self, turn: int, wait_s_max: float) -> None:
         """Wait until the readers of this node were told of a turn; for so long at most."""
@@ -104,15 +119,36 @@ class Feed:
             self._waiting.remove(waiting)
 
     async def _follow(self, connection: WritingConnection) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
+            self._written.clear()
             await self._catch_up(connection)
-            caught_up_at = asyncio.get_running_loop().time()
-            said = await connection.wait_for_notification(self._poll_interval_s)
-            while said and all(map(self._is_own, said)):
-                left_s = caught_up_at + OWN_TURNS_S - asyncio.get_running_loop().time()
-                if left_s <= 0:
-                    break
-                said = await connection.wait_for_notification(left_s)
+            caught_up_at = clock()
+            if caught_up_at - self._looked_at >= self._poll_interval_s:
+                [(is_followed,)] = await connection.fetch("another_follows", (FOLLOWS,))
+                self.is_alone, self._looked_at = not is_followed, caught_up_at
+            if self.is_alone:
+                await self._wait_for_own(caught_up_at)
+            else:
+                await self._wait_for_any(connection, caught_up_at)
+
+    async def _wait_for_own(self, caught_up_at: float) -> None:
+        """Wait until this node has written, and for a while after the last look."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(caught_up_at + self._poll_interval_s):
+                await self._written.wait()
+        await asyncio.sleep(caught_up_at + OWN_TURNS_S - loop.time())
+
+    async def _wait_for_any(self, connection: WritingConnection, caught_up_at: float) -> None:
+        """Wait until another node has written; for own turns only a while after the last look."""
+        loop = asyncio.get_running_loop()
+        said = await connection.wait_for_notification(self._poll_interval_s)
+        while said and all(map(self._is_own, said)):
+            left_s = caught_up_at + OWN_TURNS_S - loop.time()
+            if left_s <= 0:
+                break
+            said = await connection.wait_for_notification(left_s)
 
     def _is_own(self, notification: bytes) -> bool:
         return notification.endswith(self._node.encode())
@@ -164,16 +200,20 @@ def _published(row: Row) -> Published:
 
 
 class Notifier:
-    """Wakes the other nodes after this one has written."""
+    """Wakes the feeds after this node has written: its own, or those of all nodes."""
 
-    def __init__(self, node: str, connect: Callable[[], Any]) -> None:
+    def __init__(self, node: str, connect: Callable[[], Any], feed: Feed) -> None:
         self._node = node
         self._connect = connect
+        self._feed = feed
         self._written = asyncio.Event()
         self._turn = 0
 
     def poke(self, turn: int) -> None:
         """There is a new turn."""
+        if self._feed.is_alone:
+            self._feed.poke()
+            return
         self._turn = turn
         self._written.set()
 

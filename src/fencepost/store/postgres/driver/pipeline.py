@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from itertools import chain
+from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncRawCursor
@@ -36,55 +36,32 @@ from fencepost.store.postgres.driver.connection import (
     judge,
     session,
 )
-from fencepost.store.postgres.driver.statements import ARRAY_TYPES, statement
+from fencepost.store.postgres.driver.statements import (
+    Parcel,
+    Query,
+    asked,
+    packed,
+    parcels,
+    statement,
+)
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import Row, Values
 
 PIECE_BYTES = 8192
 """When so many bytes of a stretch are packed, they are sent ahead of the rest."""
+OVERTAKEN = "22P02"
+"""What the server says when `quick_turn` finds that another node has had a turn. Another statement
+that meets it is undone likewise, and meets it again in the ordinary turn that follows."""
 CANCELLED_S_MAX = 1.0
 """How long a task that is cancelled waits for the answers that are still on their way."""
 
 _GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _SYNC, _BAD, _FATAL = ExecStatus.PIPELINE_SYNC, ConnStatus.BAD, ExecStatus.FATAL_ERROR
 _BINARY = Format.BINARY
-_bigint = struct.Struct(">q").pack
 
 
-class Parcel(NamedTuple):
-    """A statement and its values, ready to be sent."""
-
-    text: bytes
-    types: tuple[int, ...]
-    values: list[bytes | None]
-
-
-def packed(text: bytes, values: Sequence[Any]) -> Parcel:
-    """A statement with values that are numbers, texts, bytes, truths or packed arrays."""
-    types: list[int] = []
-    sent: list[bytes | None] = []
-    for value in values:
-        kind = type(value)
-        array_type = ARRAY_TYPES.get(kind)
-        if array_type is not None:
-            types.append(array_type)
-            sent.append(value)
-        elif value is None:
-            types.append(0)
-            sent.append(None)
-        elif kind is int:
-            types.append(20)
-            sent.append(_bigint(value))
-        elif kind is str:
-            types.append(25)
-            sent.append(value.encode())
-        elif kind is bool:
-            types.append(16)
-            sent.append(b"\x01" if value else b"\x00")
-        else:
-            types.append(17)
-            sent.append(bytes(memoryview(value)))
-    return Parcel(text, tuple(types), sent)
+_Key = tuple[bytes, tuple[int, ...]]
+"""What a prepared statement is known by: its text and the types of its values."""
 
 
 class Pipeline:
@@ -94,7 +71,8 @@ class Pipeline:
         self._raw = raw
         self._pgconn = raw.pgconn
         self._transformer = Transformer(raw)
-        self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
+        self._prepared: dict[_Key, bytes] = {}
+        self._names = 0
         self._notified: list[bytes] = []
         # Of the wait that is under way:
         self._loop = asyncio.get_running_loop()
@@ -112,14 +90,28 @@ class Pipeline:
         A statement that is refused keeps those after it from being carried out, and is an error.
         The database begins with the first ones while later ones are still being packed.
         """
-        is_asked = self._send(stretch)
+        prepared = self._send(stretch)
         await self._receive()
         self._pgconn.exit_pipeline_mode()
         results, self._results = self._results, []
         for result in results:
             if result.status not in _GOOD:
+                self._unprepare(prepared, results)
                 raise error_from_result(result)
-        return [result for result, asked in zip(results, is_asked, strict=True) if asked]
+        return [result for result, new in zip(results, prepared, strict=True) if new is None]
+
+    def check(self) -> None:
+        """Raise if it is known by now that the connection is lost."""
+        for _ in range(2):  # what the server said when it went, and that it is gone
+            self._pgconn.consume_input()
+        if self._pgconn.status == _BAD:
+            raise psycopg.OperationalError(f"the connection is lost: {_said(self._pgconn)}")
+
+    def _unprepare(self, prepared: Sequence[_Key | None], results: Sequence[PGresult]) -> None:
+        """Forget the statements that were not prepared, because one before them was refused."""
+        for key, result in zip(prepared, results, strict=False):
+            if key is not None and result.status not in _GOOD:
+                del self._prepared[key]
 
     async def fetch(self, parcel: Parcel) -> list[Row]:
         """All rows of a query."""
@@ -134,27 +126,28 @@ class Pipeline:
         self._transformer.set_pgresult(result, set_loaders=True, format=_BINARY)
         return self._transformer.load_rows(0, count, tuple)
 
-    def _send(self, stretch: Iterable[Parcel]) -> list[bool]:
-        """Hand a stretch to libpq: for each result that it has, whether it was asked for."""
+    def _send(self, stretch: Iterable[Parcel]) -> list[_Key | None]:
+        """Hand a stretch to libpq: for each result the statement that it prepares, or None."""
         pgconn = self._pgconn
         pgconn.enter_pipeline_mode()
-        is_asked = []
+        prepared: list[_Key | None] = []
         waiting_bytes = 0
         for text, types, values in stretch:
-            name = self._prepared.get((text, types))
+            key = (text, types)
+            name = self._prepared.get(key)
             if name is None:
-                # Should it be refused, this connection is not used again.
-                name = self._prepared[text, types] = b"fencepost_%d" % len(self._prepared)
+                self._names += 1
+                name = self._prepared[key] = b"fencepost_%d" % self._names
                 pgconn.send_prepare(name, text, types)
-                is_asked.append(False)
+                prepared.append(key)
             pgconn.send_query_prepared(name, values, (_BINARY,) * len(values), _BINARY)
-            is_asked.append(True)
+            prepared.append(None)
             waiting_bytes += sum([len(value) for value in values if value is not None])
             if waiting_bytes > PIECE_BYTES:
                 pgconn.flush()
                 waiting_bytes = 0
         pgconn.pipeline_sync()
-        return is_asked
+        return prepared
 
     # Notifications
 
@@ -322,10 +315,6 @@ _ROLLBACK = (packed(b"ROLLBACK", ()),)
 _COMMIT = packed(b"COMMIT", ())
 
 
-Query = tuple[str, Sequence[Any]]
-"""The name of a query, and its values, of which none is an array."""
-
-
 class WritingConnection:
     """One connection of a node, used by one task at a time."""
 
@@ -388,7 +377,7 @@ class WritingConnection:
 
     async def begin_and_fetch(self, queries: Iterable[Query]) -> tuple[Row, list[list[Row]]]:
         """The same, and in the same round trip the rows of some queries, asked in the turn."""
-        sent = [*_BEGIN, *_asked(queries)]
+        sent = [*_BEGIN, *asked(queries)]
         _, taken, *found = await self._pipeline.exchange(sent)
         rows = self._pipeline.rows
         [counters] = rows(taken)
@@ -396,7 +385,7 @@ class WritingConnection:
 
     async def fetch_all(self, queries: Iterable[Query]) -> list[list[Row]]:
         """The rows of some queries, in one round trip."""
-        results = await self._pipeline.exchange(_asked(queries))
+        results = await self._pipeline.exchange(asked(queries))
         return [self._pipeline.rows(result) for result in results]
 
     async def rollback(self) -> None:
@@ -405,9 +394,7 @@ class WritingConnection:
 
     async def write(self, statements: Iterable[tuple[str, Sequence[Row]]]) -> None:
         """Write something in the open transaction, in one round trip."""
-        await self._pipeline.exchange(
-            [parcel for name, rows in statements for parcel in _parcels(name, rows)]
-        )
+        await self._pipeline.exchange(parcels(statements))
 
     async def write_and_commit(
         self,
@@ -416,29 +403,52 @@ class WritingConnection:
         *,
         ending: str = "end_turn",
     ) -> None:
-        """Write a turn and end it, in one round trip."""
+        """Write a turn that has begun and end it, in one round trip."""
+        written = chain(parcels(statements), asked([(ending, end)]))
+        *_, committed = await self._commit(written, (_COMMIT,))
+        if committed.command_status != b"COMMIT":
+            raise psycopg.InternalError(f"COMMIT was answered {committed.command_status!r}")
+
+    async def take_quick_turn(
+        self, statements: Sequence[tuple[str, Sequence[Row]]], end: Sequence[object]
+    ) -> int | None:
+        """Begin a turn, write it and end it, in one round trip; the database's time.
+
+        None when another node has had a turn: then nothing has happened. What leaves in one piece
+        is one transaction without a word, which ends with the piece.
+        """
+        # To a connection that was lost while it was idle nothing is sent, so nothing is in doubt.
+        self._in_doubt = False
+        self._pipeline.check()
+        written = chain(asked([("quick_turn", end)]), parcels(statements))
+        try:
+            taken, *_ = await self._commit(written)
+        except psycopg.Error as error:
+            if error.sqlstate == OVERTAKEN:
+                return None
+            raise
+        [(now_ms,)] = self._pipeline.rows(taken)
+        return int(now_ms)
+
+    async def _commit(
+        self, written: Iterable[Parcel], ending: tuple[Parcel, ...] = ()
+    ) -> list[PGresult]:
         self._in_doubt = False
         try:
-            *_, committed = await self._pipeline.exchange(self._ending(statements, ending, end))
-            if committed.command_status != b"COMMIT":
-                raise psycopg.InternalError(f"COMMIT was answered {committed.command_status!r}")
+            results = await self._pipeline.exchange(self._doubted(written, ending))
         except psycopg.Error as error:
             # A statement that is refused undoes the transaction. The end of the session does so
             # too, unless it came after the COMMIT, whose answer it then overtakes.
             self._in_doubt = self._in_doubt and (self.raw.closed or ends_session(error))
             raise
         self._in_doubt = False
+        return results
 
-    def _ending(
-        self, statements: Iterable[tuple[str, Sequence[Row]]], ending: str, end: Sequence[object]
-    ) -> Iterator[Parcel]:
-        # Values that cannot be sent are an error before the COMMIT is on its way.
-        for name, rows in statements:
-            yield from _parcels(name, rows)
-        ended = statement(ending)
-        yield packed(ended.text, ended.values(end))
+    def _doubted(self, written: Iterable[Parcel], ending: tuple[Parcel, ...]) -> Iterator[Parcel]:
+        # Values that cannot be sent are an error before the commit is on its way.
+        yield from written
         self._in_doubt = True
-        yield _COMMIT
+        yield from ending
 
     # The feed
 
@@ -448,15 +458,3 @@ class WritingConnection:
     async def wait_for_notification(self, timeout_s: float) -> list[bytes]:
         """Wait for a notification, for so long at most: those that came since the last call."""
         return await self._pipeline.wait_for_notification(timeout_s)
-
-
-def _asked(queries: Iterable[Query]) -> list[Parcel]:
-    found = [(statement(name), values) for name, values in queries]
-    return [packed(query.text, query.values(values)) for query, values in found]
-
-
-def _parcels(name: str, rows: Sequence[Row]) -> list[Parcel]:
-    found = statement(name)
-    if found.by_columns:
-        return [packed(found.text, found.columns(rows))]
-    return [packed(found.text, found.values(row)) for row in rows]

@@ -4,7 +4,8 @@ In the files a value is `:name` or `$1`; here it is always a number. A statement
 values is written for many rows: it takes a column of values for each. A batch of rows then travels
 as one array for each column, of the type that the SQL names. Because that type is known, packing
 neither looks at the values to find one out nor makes an object for each, and a column of nulls is
-still a column of its type: the prepared statement stays the same.
+still a column of its type: the prepared statement stays the same. A statement with its values is a
+parcel, which a pipeline sends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -214,3 +215,64 @@ def _dumper(array_oid: int) -> type[Dumper]:
             return obj
 
     return PackedDumper
+
+
+# Statements with their values
+
+_bigint = struct.Struct(">q").pack
+
+Query = tuple[str, Sequence[Any]]
+"""The name of a query, and its values, of which none is an array."""
+
+
+class Parcel(NamedTuple):
+    """A statement and its values, ready to be sent."""
+
+    text: bytes
+    types: tuple[int, ...]
+    values: list[bytes | None]
+
+
+def packed(text: bytes, values: Sequence[Any]) -> Parcel:
+    """A statement with values that are numbers, texts, bytes, truths or packed arrays."""
+    types: list[int] = []
+    sent: list[bytes | None] = []
+    for value in values:
+        kind = type(value)
+        array_type = ARRAY_TYPES.get(kind)
+        if array_type is not None:
+            types.append(array_type)
+            sent.append(value)
+        elif value is None:
+            types.append(0)
+            sent.append(None)
+        elif kind is int:
+            types.append(20)
+            sent.append(_bigint(value))
+        elif kind is str:
+            types.append(25)
+            sent.append(value.encode())
+        elif kind is bool:
+            types.append(16)
+            sent.append(b"\x01" if value else b"\x00")
+        else:
+            types.append(17)
+            sent.append(bytes(memoryview(value)))
+    return Parcel(text, tuple(types), sent)
+
+
+def asked(queries: Iterable[Query]) -> list[Parcel]:
+    """Named queries with their values."""
+    found = [(statement(name), values) for name, values in queries]
+    return [packed(query.text, query.values(values)) for query, values in found]
+
+
+def parcels(statements: Iterable[tuple[str, Sequence[Row]]]) -> Iterator[Parcel]:
+    """Named statements with all their rows: those over arrays once, others for each row."""
+    for name, rows in statements:
+        found = statement(name)
+        if found.by_columns:
+            yield packed(found.text, found.columns(rows))
+        else:
+            for row in rows:
+                yield packed(found.text, found.values(row))
