@@ -125,34 +125,32 @@ def _read_segment(
     limit = min(at.bytes + bytes_max, end.bytes)
     last = connection.fetch("last_start_below", (stream, at.bytes, limit))
     if last:
-        [(last_start, last_end)] = last
-        stop = last_end if last_end <= limit else last_start
+        [(last_version, last_start, next_version, last_end, version)] = last
+        stop = Offset(last_version, last_start)
+        if last_end <= limit:
+            stop = Offset(next_version, last_end)
         is_small = last_start == at.bytes and last_end - last_start <= CHECKED_BYTES_MAX
-        if stop > at.bytes and not is_small:
-            piece = _whole_rows(connection, stream, at, stop, is_json=is_json)
-            if piece is not None:
-                return piece
+        if version is not None and stop.bytes > at.bytes and not is_small:
+            if version != at.messages:
+                raise OffsetError
+            return _whole_rows(connection, stream, at, stop, is_json=is_json)
     return _part_of_row(connection, segment, at, limit, is_json=is_json)
 
 
 def _whole_rows(
-    connection: Connection, stream: int, at: Offset, stop: int, *, is_json: bool
-) -> Piece | None:
-    """The rows from `at` that end by `stop`; None when `at` is not where a row starts."""
-    [(count, version, start, next_version, next_bytes, data)] = connection.fetch(
-        "joined_rows", (stream, at.bytes, stop, "," if is_json else "")
+    connection: Connection, stream: int, at: Offset, stop: Offset, *, is_json: bool
+) -> Piece:
+    """The rows from `at`, where one starts, up to `stop`, where one ends."""
+    [(size, data)] = connection.fetch(
+        "joined_rows", (stream, at.bytes, stop.bytes, "," if is_json else "")
     )
-    if count == 0 or start != at.bytes:
-        return None
-    if version != at.messages:
-        raise OffsetError
-    # A row that is missing between these is in the places of the others, and not in the data.
-    separators = next_version - version - 1 if is_json else 0
-    expected = next_bytes - start + separators
-    if data is None or len(data) != expected:
-        found = 0 if data is None else len(data)
-        raise RowsGoneError(f"{found} bytes are there between {at} and byte {stop}, not {expected}")
-    return Piece(data, Offset(next_version, next_bytes))
+    # A row that is missing between these is missing in their sum; one without data, in the data.
+    found = 0 if data is None else len(data)
+    separators = stop.messages - at.messages - 1 if is_json else 0
+    expected = stop.bytes - at.bytes + separators
+    if size != stop.bytes - at.bytes or found != expected:
+        raise RowsGoneError(f"{found} bytes are there between {at} and {stop}, not {expected}")
+    return Piece(data, stop)
 
 
 def _part_of_row(

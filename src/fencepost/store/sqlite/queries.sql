@@ -267,20 +267,24 @@ ORDER BY l.start_bytes DESC LIMIT 1
 
 -- name: joined_rows
 -- Whole rows of a stream from one place up to another, joined as they go on the wire. The join happens
--- in C with the interpreter's lock released, which is most of the speed of a catch-up read.
-SELECT count(*), min(version), min(start_bytes), max(version + count), max(start_bytes + size),
-       CAST(group_concat(data, ?4) AS BLOB)
+-- in C with the interpreter's lock released, which is most of the speed of a catch-up read. Each
+-- aggregate costs a tenth of that, and joining the table of chunks as much.
+SELECT sum(size), CAST(group_concat(data, ?4) AS BLOB)
 FROM (
-    SELECT l.version, l.start_bytes, l.count, l.size, COALESCE(l.data, c.data) AS data
-    FROM log l LEFT JOIN chunks c ON c.id = l.chunk
+    SELECT l.size, COALESCE(l.data, (SELECT c.data FROM chunks c WHERE c.id = l.chunk)) AS data
+    FROM log l
     WHERE l.stream = ?1 AND l.kind = 0 AND l.start_bytes >= ?2 AND l.start_bytes < ?3
     ORDER BY l.start_bytes
 )
 
 -- name: last_start_below
--- Find where the last row that starts below a place starts, and where it ends.
-SELECT start_bytes, start_bytes + size FROM log
-WHERE stream = ? AND kind = 0 AND start_bytes >= ? AND start_bytes < ?
+-- Find where the last row that starts between two places starts and ends, in messages and bytes; and
+-- which message the row at the first of these places begins with, if one starts there.
+SELECT version, start_bytes, version + count, start_bytes + size, (
+    SELECT version FROM log WHERE stream = ?1 AND kind = 0 AND start_bytes = ?2
+)
+FROM log
+WHERE stream = ?1 AND kind = 0 AND start_bytes >= ?2 AND start_bytes < ?3
 ORDER BY start_bytes DESC LIMIT 1
 
 -- name: purgeable_streams
