@@ -114,7 +114,9 @@ def memory_peak_bytes(pid: int) -> int:
 
 def test_reading_64_mib_does_not_take_64_mib(tmp_path: Path) -> None:
     part = bytes(range(256)) * (4 * MIB // 256)
-    with ServerProcess(tmp_path / "data") as server:
+    # The stream is read twice, so its chunks stay in memory as far as they may.
+    kept = {"FENCEPOST_STORE_CHUNK_CACHE_BYTES": str(12 * MIB)}
+    with ServerProcess(tmp_path / "data", environment=kept) as server:
         make(server.port, ROOT + "big", BYTES)
         for _ in range(16):
             add(server.port, ROOT + "big", BYTES, part)

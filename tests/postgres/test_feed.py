@@ -9,7 +9,8 @@ import pytest
 from fencepost.clock import SystemClock
 from fencepost.protocol.appends import Appended
 from fencepost.protocol.creates import Create, Created
-from fencepost.store.contract import Published
+from fencepost.protocol.offsets import START
+from fencepost.store.contract import Chunk, Published, StreamInfo
 from fencepost.store.postgres.cluster.feed import Turn
 from fencepost.store.postgres.store import PostgresStore
 from fencepost.store.settings import PostgresSettings
@@ -83,6 +84,33 @@ async def test_readers_are_told_of_turns_that_a_failover_has_taken_back_and_give
 
         while await told.get() != "quiet":
             pass
+
+
+async def test_a_node_that_only_reads_forgets_chunks_that_a_failover_has_taken_back(
+    writer: PostgresStore, reader: PostgresStore, postgres_dsn: str
+) -> None:
+    """Another append stands where one stood that the standby had not heard of."""
+
+    async def chunk() -> bytes:
+        info = await reader.look("quiet", touch=False)
+        assert isinstance(info, StreamInfo)
+        found = await reader.read(info, START, bytes_max=100)
+        assert isinstance(found, Chunk)
+        return found.data
+
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        await write(writer, "quiet")
+        assert [await chunk() for _ in range(4)] == [b"x"] * 4
+        assert reader.chunks.stats()["chunk_cache_hits_total"] >= 1
+
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            connection.execute("UPDATE log SET data = 'y', checksum = NULL WHERE kind = 0")
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+        assert [await chunk() for _ in range(4)] == [b"y"] * 4
 
 
 async def test_a_turn_that_somebody_cannot_follow_does_not_end_the_feed(

@@ -72,6 +72,7 @@ _MAY_BE_ZERO = {
     "key_retention_s",
     "producer_retention_s",
     "loop_commit_us_max",
+    "chunk_cache_bytes",
     "start_wait_ms",
     "worker_port",
     *("jwt_leeway_s", "appends_per_s", "claims_per_s", "raises_per_s", "open_claims_max"),

@@ -221,7 +221,11 @@ def _open_sqlite(
         join=store.decider.append,
         measure=measure,
         counters=store.decider.counters,
-        stats=lambda: {"wal_bytes": store.wal_pages * PAGE_BYTES, **scans.stats()},
+        stats=lambda: {
+            "wal_bytes": store.wal_pages * PAGE_BYTES,
+            **store.chunks.stats(),
+            **scans.stats(),
+        },
     )
 
 
@@ -273,5 +277,5 @@ async def _open_postgres(
         join=store.decider.append,
         measure=measure,
         counters=store.decider.counters,
-        stats=lambda: {**store.stats(), **scans.stats()},
+        stats=lambda: {**store.stats(), **store.chunks.stats(), **scans.stats()},
     )

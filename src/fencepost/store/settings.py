@@ -21,6 +21,9 @@ class StoreSettings:
     """Producers kept in memory for each stream in use."""
     reader_threads: int = 2
     """Threads that read messages from disk."""
+    chunk_cache_bytes: int = 32 << 20
+    """Memory for chunks of streams that were read more than once: they are answered without a look
+    at the disk. 0: none are kept, and readers of the same chunk each read it."""
     scan_threads: int = 2
     """Threads on which one principal may read the global log at once. There is one more, so that
     another principal finds a thread that is free, and the principals take turns on all of them."""

@@ -19,7 +19,6 @@ from fencepost.protocol.offsets import Offset
 from fencepost.store import records
 from fencepost.store.contract import (
     BadOffset,
-    Chunk,
     DataDamagedError,
     Missing,
     StoreAwayError,
@@ -37,8 +36,9 @@ T = TypeVar("T")
 class Slot:
     """The connection of one reader thread, which is made when it is first used."""
 
-    def __init__(self, connect: Callable[[], PostgresConnection]) -> None:
+    def __init__(self, connect: Callable[[], PostgresConnection], lost: Callable[[], None]) -> None:
         self._connect = connect
+        self._lost = lost
         self._connection: PostgresConnection | None = None
 
     def run(self, work: Callable[[PostgresConnection], T]) -> T:
@@ -52,6 +52,7 @@ class Slot:
                 if not is_away(error):
                     raise
                 self.close()
+                self._lost()
                 if is_last:
                     raise StoreAwayError(str(error).strip()) from error
         raise AssertionError("the second time either returns or raises")
@@ -66,8 +67,16 @@ class Slot:
 class PostgresReaders(Readers[PostgresConnection]):
     """Reader threads whose connections survive a restart of the database."""
 
-    def __init__(self, connect: Callable[[], PostgresConnection], *, threads: int) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], PostgresConnection],
+        *,
+        threads: int,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`lost` is called in a thread that has lost its connection, before it reads again."""
         self._connect = connect
+        self._lost = lost
         self._local = threading.local()
         self._slots: list[Slot] = []
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fencepost-reader")
@@ -75,7 +84,7 @@ class PostgresReaders(Readers[PostgresConnection]):
     def _run(self, work: Callable[[PostgresConnection], T]) -> T:
         slot: Slot | None = getattr(self._local, "slot", None)
         if slot is None:
-            slot = self._local.slot = Slot(self._connect)
+            slot = self._local.slot = Slot(self._connect, self._lost)
             self._slots.append(slot)
         return slot.run(work)
 
@@ -138,13 +147,13 @@ class Lookups:
 
 def read_stream(
     connection: PostgresConnection, info: StreamInfo, after: Offset, bytes_max: int
-) -> Chunk | BadOffset | Truncated | Missing:
+) -> reading.Piece | BadOffset | Truncated | Missing:
     """What a stream holds after an offset, up to so many bytes."""
     # The rows that a fork inherited stay when it is deleted; only its own row says that it is gone.
     if info.segments and not connection.fetch("find_stream_by_id", (info.id,)):
         return Missing()
     try:
-        piece = reading.read_chunk(
+        return reading.read_chunk(
             connection,
             own_segments(info.id, info.segments, info.tail),
             after,
@@ -155,7 +164,6 @@ def read_stream(
         return BadOffset()
     except reading.RowsGoneError as error:
         return _purged(connection, info, after, str(error))
-    return Chunk(info, after, piece.next, piece.data)
 
 
 def _purged(

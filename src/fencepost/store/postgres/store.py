@@ -54,6 +54,8 @@ from fencepost.store.postgres.migrate import migrate
 from fencepost.store.postgres.readers import Lookups, PostgresReaders, read_stream
 from fencepost.store.postgres.requests import Needs, Request, needs_of, needs_of_append
 from fencepost.store.postgres.turns import Turns
+from fencepost.store.read.chunk_cache import ChunkCache, place_of
+from fencepost.store.read.chunks import Piece, own_segments
 from fencepost.store.settings import PostgresSettings
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.front import Touched, WriteFront
@@ -88,9 +90,18 @@ class PostgresStore(WriteFront):
         self._background: list[asyncio.Task[None]] = []
         self.lookups = Lookups(partial(connect, settings, wait_ms_max=settings.lookup_wait_ms))
         """The connection for what a decision has to look up, on the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def reader_lost() -> None:
+            # On the loop before what the thread reads next: it may be from another database.
+            loop.call_soon_threadsafe(self.chunks.clear)
+
         self.readers = PostgresReaders(
-            partial(connect, settings, readonly=True), threads=settings.reader_threads
+            partial(connect, settings, readonly=True),
+            threads=settings.reader_threads,
+            lost=reader_lost,
         )
+        self.chunks = ChunkCache(self.readers, bytes_max=settings.chunk_cache_bytes)
         self.scanners = PostgresReaders(
             partial(connect, settings, readonly=True), threads=settings.scan_threads + 1
         )
@@ -106,6 +117,7 @@ class PostgresStore(WriteFront):
             dial,
             poll_interval_s=settings.poll_interval_ms / 1000,
             published=self._told,
+            lost=self.chunks.clear,
         )
         self.turns = Turns(
             settings,
@@ -346,9 +358,13 @@ class PostgresStore(WriteFront):
             return BadOffset()
         if after.bytes < info.first.bytes:
             return Truncated(info.first)
-        return await self.readers.run(
-            partial(read_stream, info=info, after=after, bytes_max=bytes_max)
-        )
+        segments = own_segments(info.id, info.segments, info.tail)
+        place = place_of(segments, after, bytes_max=bytes_max, is_json=info.is_json)
+        work = partial(read_stream, info=info, after=after, bytes_max=bytes_max)
+        piece = await self.chunks.read(place, work)
+        if not isinstance(piece, Piece):
+            return piece
+        return Chunk(info, after, piece.next, piece.data)
 
     async def probe(self) -> Failure | None:
         done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
@@ -382,6 +398,8 @@ class PostgresStore(WriteFront):
     def _lost(self) -> None:
         """A turn failed: what was decided in it is void."""
         self.lookups.close()
+        # The database may come back as another one: a standby that had not heard of everything.
+        self.chunks.clear()
         for watcher in self.decider.watchers:
             watcher.reset()
 

@@ -58,7 +58,11 @@ class Readers(Generic[ConnectionT]):
 
     async def run(self, work: Callable[[ConnectionT], T]) -> T:
         """The result of `work`, done in a reader thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, work)
+        return await self.submit(work)
+
+    def submit(self, work: Callable[[ConnectionT], T]) -> asyncio.Future[T]:
+        """Have `work` done in a reader thread."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, self._run, work)
 
     def _run(self, work: Callable[[ConnectionT], T]) -> T:
         connection = self._connections.get()

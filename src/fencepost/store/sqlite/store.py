@@ -39,6 +39,7 @@ from fencepost.store.contract import (
 from fencepost.store.large.commits import LargeCommit, LargeCommits
 from fencepost.store.large.slices import redo, tell_redone
 from fencepost.store.read import chunks as reading
+from fencepost.store.read.chunk_cache import ChunkCache, place_of
 from fencepost.store.read.chunks import own_segments
 from fencepost.store.settings import SqliteSettings
 from fencepost.store.sql import Row
@@ -89,6 +90,7 @@ class SqliteStore(WriteFront):
         self.readers = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.reader_threads
         )
+        self.chunks = ChunkCache(self.readers, bytes_max=settings.chunk_cache_bytes)
         self.scanners = reading.Readers(
             partial(self._connect, readonly=True), threads=settings.scan_threads + 1
         )
@@ -276,15 +278,17 @@ class SqliteStore(WriteFront):
         entry = self.ledger.find_id(info.id)
         if entry is None:
             return Missing()
+        segments = own_segments(info.id, entry.stream.segments, info.tail)
+        place = place_of(segments, after, bytes_max=bytes_max, is_json=info.is_json)
         work = partial(
             reading.read_chunk,
-            segments=own_segments(info.id, entry.stream.segments, info.tail),
+            segments=segments,
             after=after,
             bytes_max=bytes_max,
             is_json=info.is_json,
         )
         try:
-            piece = await self.readers.run(work)
+            piece = await self.chunks.read(place, work)
         except reading.OffsetError:
             return BadOffset()
         except reading.RowsGoneError as error:

@@ -66,11 +66,13 @@ class Feed:
         *,
         poll_interval_s: float,
         published: Callable[[Sequence[Published]], None],
+        lost: Callable[[], None],
     ) -> None:
         self._node = node
         self._connect = connect
         self._poll_interval_s = poll_interval_s
         self._published = published
+        self._lost = lost
         self.is_alone = False
         """Whether no other node was following the turns at the last look."""
         self._looked_at = 0.0  # for other nodes
@@ -99,6 +101,7 @@ class Feed:
                 log.exception("the feed of turns failed and will be tried again")
             finally:
                 self.is_alone = False
+                self._lost()
                 if connection is not None:
                     await connection.close()
             await asyncio.sleep(RECONNECT_S)
