@@ -124,30 +124,33 @@ def worked(port: int, folder: str, total: int, **widths: int) -> float:
     return total / seconds
 
 
-def drain_computed(port: int, targets: int) -> float:
-    """Events a second of one source that many computed targets share, one event each."""
-    wire = Wire(port)
-    wire.ask("PUT", "/v1/groups/shared", {"sources": ["shared/*"], "targets": "computed"})
+def drain_computed(port: int, targets: int, group: str, **told: str) -> float:
+    """Events a second of one source that many computed targets share, one event each.
+
+    `told`: what goes with each event, such as its note.
+    """
+    wire, url = Wire(port), f"/v1/groups/{group}"
+    wire.ask("PUT", url, {"sources": [f"{group}/*"], "targets": "computed"})
     for _ in range(0, targets, 1_000):
-        fill(wire, "shared", 1, 1_000)
-    after = wire.ask("GET", "/v1/groups/shared")["correlated"]
-    until = wire.ask("GET", "/v1/groups/shared/stats")["head"]
-    positions = range(until - targets + 1, until + 1)
-    found = [{"target": f"t/{at}", "source": "shared/0", "position": at} for at in positions]
+        fill(wire, group, 1, 1_000)
+    after = wire.ask("GET", url)["correlated"]
+    until = wire.ask("GET", f"{url}/stats")["head"]
+    source, positions = f"{group}/0", range(until - targets + 1, until + 1)
+    found = [{"target": f"t/{at}", "source": source, "position": at, **told} for at in positions]
     for at in range(0, targets, 5_000):
         piece = found[at : at + 5_000]
         body = {"after": after, "until": piece[-1]["position"], "targets": piece}
-        after = wire.ask("POST", "/v1/groups/shared/correlate", body)["correlated"]
+        after = wire.ask("POST", f"{url}/correlate", body)["correlated"]
 
     done = [0] * WORKERS
 
     def work(number: int) -> None:
         own, claim = Wire(port), {"worker": f"w{number}", "streams_max": 100}
-        leases = own.ask("POST", "/v1/groups/shared/claim", claim)["leases"]
+        leases = own.ask("POST", f"{url}/claim", claim)["leases"]
         while sum(done) < targets:
             items = [{"token": one["token"], "at": one["until"]} for one in leases]
             body = {"items": items, "claim": claim}
-            answer = own.ask("POST", "/v1/groups/shared/ack", body)
+            answer = own.ask("POST", f"{url}/ack", body)
             done[number] += len(items)
             leases = answer["leases"]
 
@@ -247,8 +250,11 @@ def measure(name: str, server: ServerProcess, options: argparse.Namespace) -> No
         rate = drain(server.port, "widest", options.targets, 10, streams_max=100)
         print(f"{name}: the same with 100 targets in a claim: {rate:,.0f} events/s")
         print(f"{name}: plain appends: {appended(server.port, options.targets * 4):,.0f}/s")
-        rate = drain_computed(server.port, options.targets * 10)
-        print(f"{name}: {options.targets * 10:,} computed targets over one source: {rate:,.0f}/s")
+        count = options.targets * 10
+        rate = drain_computed(server.port, count, "shared")
+        print(f"{name}: {count:,} computed targets over one source: {rate:,.0f}/s")
+        rate = drain_computed(server.port, count, "told", note='[["reserve"]]')
+        print(f"{name}: the same, each told of its event: {rate:,.0f}/s")
         rate = drain(server.port, "hot", 1, options.targets * 2)
         print(f"{name}: one hot target: {rate:,.0f} events/s")
         times = claim_times_ms(server.port, options.many, options.claims)

@@ -247,6 +247,67 @@ def test_targets_and_parked_events_have_shares(engine: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("engine", [SQLITE, POSTGRES])
+def test_what_targets_are_told_of_has_a_share(engine: str, tmp_path: Path) -> None:
+    with (
+        emptied(engine, tmp_path) as store,
+        place(store, ROOT, MALLORY, environment=environment(told_events=2)) as at,
+    ):
+        view = at("mallory")
+        for n in range(4):
+            _auto(view, "mallory", n)
+
+        def tell(after: int, *positions: int) -> httpx.Response:
+            source = {"source": "mallory/**", "note": ""}
+            targets = [{**source, "target": f"t{n}", "position": n} for n in positions]
+            body = {"after": after, "until": positions[-1], "targets": targets}
+            return view.client.post("/v1/groups/g/correlate", json=body)
+
+        settings = {"sources": ["mallory/**"], "targets": "computed"}
+        assert is_stored(view.client.put("/v1/groups/g", json=settings))
+        past = tell(-1, 0, 1, 2)
+        assert (past.status_code, past.json().get("limit")) == (413, limit_of("told_events"))
+        assert tell(-1, 0, 1).status_code == 200
+        assert tell(1, 2).status_code == 413
+        claim = {"worker": "ann", "streams_max": 1}
+        [lease] = view.client.post("/v1/groups/g/claim", json=claim).json()["leases"]
+        items = [{"token": lease["token"], "at": lease["read_to"]}]
+        assert view.client.post("/v1/groups/g/ack", json={"items": items}).is_success
+
+        assert tell(1, 2).status_code == 200
+        assert view.client.delete("/v1/groups/g").is_success
+        assert is_stored(view.client.put("/v1/groups/g", json=settings))
+        assert tell(-1, 0, 1).status_code == 200
+
+
+@pytest.mark.parametrize("engine", [SQLITE, POSTGRES])
+def test_what_a_reset_takes_back_from_aside_counts_as_told(engine: str, tmp_path: Path) -> None:
+    with (
+        emptied(engine, tmp_path) as store,
+        place(store, ROOT, MALLORY, environment=environment(told_events=3)) as at,
+    ):
+        view = at("mallory")
+        for n in range(6):
+            _auto(view, "mallory", n)
+
+        def tell(after: int, *positions: int) -> int:
+            source = {"source": "mallory/**", "note": ""}
+            targets = [{**source, "target": f"t{n}", "position": n} for n in positions]
+            body = {"after": after, "until": positions[-1], "targets": targets}
+            return view.client.post("/v1/groups/g/correlate", json=body).status_code
+
+        settings = {"sources": ["mallory/**"], "targets": "computed"}
+        assert is_stored(view.client.put("/v1/groups/g", json=settings))
+        assert tell(-1, 0, 1, 2) == 200
+        aside = {"events": [{"target": "t0", "position": 0}]}
+        assert at("root").client.post("/v1/groups/g/park", json=aside).is_success
+        assert tell(2, 3, 4) == 413  # from here on it is known that there is room for one
+        back = {"targets": ["t0"], "at": -1}
+        assert at("root").client.post("/v1/groups/g/reset", json=back).is_success
+
+        assert tell(2, 3) == 413
+
+
+@pytest.mark.parametrize("engine", [SQLITE, POSTGRES])
 def test_patterns_follow_as_many_streams_as_their_principal_may(
     engine: str, tmp_path: Path
 ) -> None:

@@ -648,10 +648,50 @@ def test_parked_events_are_found_alike(read_twins: Twins) -> None:
     events = read_twins.fetch("parked_after", (group[0], "", -1, 9))
 
     assert len(events) == 2
-    for target, _, position, *_, replaying in events:
+    for target, _, position, *_, replaying, _ in events:
         assert read_twins.fetch("find_parked", (group[0], target, position))
         again = read_twins.fetch("replaying_of_target", (group[0], target, -1, 9))
         assert (position in [row[2] for row in again]) == bool(replaying)
         assert read_twins.fetch("parked_of_target", (group[0], target, -1, 9))
     after = (group[0], events[0][0], events[0][2], 9)
     assert len(read_twins.fetch("parked_after", after)) == 1
+
+
+def test_what_targets_were_told_of_is_kept_and_found_alike(twins: Twins) -> None:
+    [group] = twins.fetch("find_group", ("billing",))
+    group_id, owned = group[0], 4711
+    head = twins.agree(head_of)
+    told = [
+        (group_id, target, position, position - 1, f"ü{position}")
+        for target in ("a", "b/c")
+        for position in range(3, head, 7)
+    ]
+    for connection in twins:
+        connection.execute_many("save_told", [*told, (owned, "a", 3, 0, "")])
+        connection.execute_many("save_told", [(group_id, "a", 3, 0, "again")])
+        connection.execute_many("drop_told", [(group_id, "a", 12), (group_id, "b/c", 2)])
+        connection.execute("drop_group_told", (owned, 9))
+    twins.assert_same_tables()
+    count = len(told) - 2
+    assert twins.fetch("count_told", (group_id,)) == [(count,)]
+    assert twins.fetch("count_told", (owned,)) == [(0,)]
+    assert not twins.fetch("find_told", (group_id, "a", 3))
+    assert twins.fetch("find_told", (group_id, "b/c", 3)) == [("b/c", 3, 2, "ü3")]
+
+    leases = [[group_id, "b/c", -1, head], [group_id, "a", 20, 40], [owned, "a", 0, head]]
+    ahead = twins.fetch("told_ahead", {"leases": json.dumps(leases), "limit": 3})
+    assert [(row[0], row[2]) for row in ahead] == [
+        (0, 3),
+        (0, 10),
+        (0, 17),
+        (1, 24),
+        (1, 31),
+        (1, 38),
+    ]
+    positions = json.dumps([*range(0, head, 11), head + 9])
+    rows = twins.fetch("rows_over", {"positions": positions}, any_order=True)
+    assert rows
+
+    for connection in twins:
+        connection.execute("drop_group_told_count", (owned,))
+    assert not twins.fetch("count_told", (owned,))

@@ -182,6 +182,7 @@ TABLES = [
     "groups",
     "leases",
     "parked",
+    "told",
 ]
 ONLY_POSTGRES: dict[str, dict[str, object]] = {
     "counters": {"turn": 0, "next_chunk": 1, "last_subscription": 0, "leader": ""},

@@ -558,6 +558,26 @@ PLANTED: dict[str, tuple[str, list[str]]] = {
         "parked_wrong",
         ["UPDATE parked SET attempts = -1 WHERE target = 'orders/parked'"],
     ),
+    "what a target was told of, behind its work": (
+        "told_wrong",
+        ["UPDATE told SET position = 1000000 WHERE position = (SELECT max(position) FROM told)"],
+    ),
+    "two events that cover the same positions": (
+        "told_wrong",
+        ["UPDATE told SET covers_from = 0 WHERE position = (SELECT max(position) FROM told)"],
+    ),
+    "events of a target that is not there": (
+        "told_without_target",
+        ["UPDATE told SET target = 'no one'"],
+    ),
+    "what a target of no group was told of": (
+        "lease_without_group",
+        ["UPDATE told SET group_id = 4711"],
+    ),
+    "a wrong number of what targets were told of": (
+        "group_count_wrong",
+        ["UPDATE told_counts SET told = told + 1"],
+    ),
     "a wrong number of targets": (
         "group_count_wrong",
         ["UPDATE groups SET targets_count = targets_count + 1 WHERE name = 'billing'"],

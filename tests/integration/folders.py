@@ -133,6 +133,9 @@ async def _groups(subject: Subject) -> None:
     [row] = await grouping.claimed(subject, queue)
     assert await grouping.failed(subject, queue, row, park=True) == "parked"
     await grouping.ask(subject, grouping.parking(queue, (message, position), replay=True))
+    told = await grouping.made(subject, "told", targets="computed")
+    mine = [Correlated("skus/tea", "orders/**", at, note="note") for at in range(position + 1)]
+    told = await grouping.correlate(subject, told, *mine, until=position)
     await grouping.made(subject, "gone")
     await grouping.ask(subject, DeleteGroup("gone"))
 

@@ -23,6 +23,7 @@ SMALL = {
     "LEASE_MS_MAX": 20_000,
     "FAILURE_BYTES_MAX": 10,
     "PARKED_MAX": 1,
+    "TOLD_MAX": 3,
 }
 
 
@@ -68,6 +69,36 @@ def test_targets_and_lanes_of_a_group_are_bounded(wire: Connection) -> None:
 
     assert named(correlate()) == "group_targets_max"
     assert named(correlate(lane=lambda n: f"l{n}")) == "lanes_max"
+
+
+def test_what_targets_are_told_of_is_bounded_until_they_get_past_it(wire: Connection) -> None:
+    team = Team(wire, targets="computed")
+    positions = team.fill("a", "a", "a", "a", "a")
+
+    def tell(*events: int) -> Any:
+        after = body_of(wire.ask("GET", f"/v1/groups/{team.name}"))["correlated"]
+        told = {"target": "t", "source": f"{team.name}/a", "note": "n"}
+        targets = [{**told, "position": position} for position in events]
+        return team.post("correlate", after=after, until=events[-1], targets=targets)
+
+    assert named(tell(*positions[:4])) == "told_max"
+    assert body_of(tell(*positions[:3]))["correlated"] == positions[2]
+    assert named(tell(positions[3])) == "told_max"
+    [lease] = team.claim(streams_max=1, events_max=2)
+    assert [event["note"] for event in lease["events"]] == ["n", "n"]
+    item = {"token": lease["token"], "at": lease["read_to"]}
+    assert body_of(team.post("ack", items=[item]))["items"][0]["outcome"] == "acked"
+    assert team.get("stats")["told"] == 1
+    assert body_of(tell(*positions[3:]))["correlated"] == positions[4]
+
+
+def test_a_note_is_bounded(wire: Connection) -> None:
+    team = Team(wire, targets="computed")
+    [position] = team.fill("a")
+    told = {"target": "t", "source": f"{team.name}/a", "position": position}
+    for note in ("x" * 4_097, "a\nb"):
+        reply = team.post("correlate", after=-1, until=position, targets=[{**told, "note": note}])
+        assert body_of(reply, 400)["code"] == "group_invalid"
 
 
 def test_claims_are_bounded_in_targets_events_and_lease(wire: Connection) -> None:

@@ -66,3 +66,24 @@ def test_counts_are_kept_lane_by_lane(server_process: ServerProcess) -> None:
     assert metrics['parked_total lane="slow"'] == 1
     assert metrics['acks_total lane="slow"'] == 0
     assert metrics['lag_events lane="fast"'] == 0
+
+
+def test_what_targets_were_told_of_is_shown_until_they_get_past_it(
+    server_process: ServerProcess,
+) -> None:
+    with fencepost.connect(server_process.url) as client:
+        group = client.group("told")
+        group.make(["told"], targets="computed")
+        client.create("told")
+        for n in range(2):
+            client.stream("told").append(n)
+        rows = [row.position for row in client.log(streams=["told"])]
+        told = {"target": "t", "source": "told", "note": "n"}
+        targets = [{**told, "position": at} for at in rows]
+        group.correlate(after=group.info().correlated, until=rows[-1], targets=targets)
+        wait_for(server_process, "told", "told_events", 2)
+        [lease] = group.claim("w", events_max=1).leases
+        group.ack(LeaseAck(token=lease.token, at=lease.read_to))
+
+    assert [(event.position, event.note) for event in lease.events] == [(rows[0], "n")]
+    wait_for(server_process, "told", "told_events", 1)

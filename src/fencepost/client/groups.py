@@ -46,9 +46,13 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupEvent(LogEntry, frozen=True, kw_only=True):
-    """An event of a lease. `replayed`: it was parked and is given out again."""
+    """An event of a lease. `replayed`: it was parked and is given out again.
+
+    `note` is what a worker gave with it when it told a computed target of the event.
+    """
 
     replayed: bool = False
+    note: str | None = None
 
 
 class Pruned(msgspec.Struct, frozen=True, rename={"first": "from", "last": "to"}):
@@ -71,6 +75,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     retry: int
     events: list[GroupEvent]
     pruned: Pruned | None = None
+    untold_to: int | None = None
+    """Of a computed target: if it is not known what it was told of behind `read_to`, up to where.
+    There it gets all events of its source, and the worker picks those that are its own."""
 
     def effect_key(self, group: str, event: GroupEvent) -> str:
         """A name for the effects of an event elsewhere: the same on every attempt."""
@@ -174,6 +181,7 @@ class ParkedInfo(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     parked_ms: int
     replaying: bool
+    note: str | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,8 @@ class GroupLimits:
     """Bytes of the error that a failure brings."""
     parked_max: int = 100_000
     """Events that one group has set aside."""
+    told_max: int = 1_000_000
+    """Events that computed targets of one group were told of and have not got past."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,6 +27,7 @@ from fencepost.protocol.globs import ANY, Glob
 from fencepost.protocol.groups import Group, GroupInvalid, LimitExceeded
 from fencepost.protocol.meshes import Policy
 from fencepost.protocol.timing import fence_fits, has_passed
+from fencepost.protocol.told import Told
 
 NOWHERE = -1
 """The position before the first one."""
@@ -121,6 +122,8 @@ class Parked(NamedTuple):
     attempts: int
     parked_ms: int
     replaying: bool = False
+    note: str | None = None
+    """The note that its computed target was told of it with."""
 
 
 class LeaseLost(NamedTuple):
@@ -367,6 +370,8 @@ class Correlated(NamedTuple):
     position: int
     lane: str | None = None
     priority: int | None = None
+    note: str | None = None
+    """Tells a computed target of this event alone (`told.py`); None: of its source up to here."""
 
 
 class CorrelationMoved(NamedTuple):
@@ -387,6 +392,7 @@ class CorrelationDecision(NamedTuple):
     group: Group
     rows: Mapping[str, Target]
     new: int
+    told: Sequence[Told] = ()
 
 
 def decide_correlate(
@@ -416,6 +422,9 @@ def decide_correlate(
     changed: dict[str, Target] = {}
     lanes = dict.fromkeys(group.lanes)
     new = 0
+    told: list[Told] = []
+    if group.settings.targets == "computed":
+        found = sorted(found, key=_position)
     for item in found:
         if not after < item.position <= until:
             return GroupInvalid(
@@ -433,6 +442,10 @@ def decide_correlate(
                     f"the target {item.target!r} has the source {row.source!r}, not {item.source!r}"
                 )
             row = row._replace(source=source)
+        if item.note is not None:
+            refused = _tell(group, row, item, told)
+            if refused is not None:
+                return refused
         row = _correlate(row, item, now_ms)
         lanes[row.lane] = None
         changed[item.target] = row
@@ -443,7 +456,24 @@ def decide_correlate(
     moved = group._replace(
         watermark=until, targets_count=group.targets_count + new, lanes=tuple(lanes)
     )
-    return CorrelationDecision(moved, changed, new)
+    return CorrelationDecision(moved, changed, new, told)
+
+
+def _position(item: Correlated) -> int:
+    return item.position
+
+
+def _tell(group: Group, row: Target, item: Correlated, told: list[Told]) -> GroupInvalid | None:
+    """Add what a target is told of; or why it cannot be told."""
+    if group.settings.targets != "computed":
+        return GroupInvalid(f"the target {item.target!r} has a note, and is not computed")
+    if item.position <= row.work_to:
+        return GroupInvalid(f"the target {item.target!r} is told of {item.position} twice")
+    if item.position > row.at:
+        assert item.note is not None
+        covers_from = max(row.work_to, row.at) + 1
+        told.append(Told(item.target, item.position, covers_from, item.note))
+    return None
 
 
 def _wider(one: str, other: str) -> str | None:

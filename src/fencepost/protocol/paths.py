@@ -5,12 +5,14 @@ The server refuses other names, and the client's side asks before it sends one.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from fencepost.protocol.grants import AUDIT, GROUPS
 
 RESERVED_SEGMENTS = frozenset(("__ds", AUDIT, GROUPS))
 """First segments that no stream of a client may have."""
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f]")
 
 
 class PathRefused(NamedTuple):
@@ -25,7 +27,7 @@ def check_path(path: str) -> PathRefused | None:
     if not path or path.startswith("/") or path.endswith("/") or "//" in path:
         detail = "a stream path has one or more segments, none of them empty"
         return PathRefused("path_invalid", detail)
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
+    if _CONTROL.search(path):
         return PathRefused("path_invalid", "a stream path has no control characters")
     segments = path.split("/")
     if "." in segments or ".." in segments:

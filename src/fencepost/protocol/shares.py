@@ -30,6 +30,7 @@ LINKS = "links"
 GROUPS = "groups"
 TARGETS = "targets"
 PARKED_EVENTS = "parked_events"
+TOLD_EVENTS = "told_events"
 MESHES = "meshes"
 WAITERS = "waiters"
 CONNECTIONS = "connections"
@@ -66,6 +67,8 @@ class Shares:
     """Targets of its groups."""
     parked_events_per_principal_max: int = 200_000
     """Events that its groups have set aside."""
+    told_events_per_principal_max: int = 5_000_000
+    """Events that computed targets of its groups were told of and have not got past."""
     meshes_per_principal_max: int = 500
     """Meshes that it made."""
     waiters_per_principal_max: int = 10_000

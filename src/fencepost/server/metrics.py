@@ -317,6 +317,11 @@ def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
     aside = GaugeMetricFamily(
         "fencepost_group_parked_events", "Events that are set aside", labels=("group",)
     )
+    told = GaugeMetricFamily(
+        "fencepost_group_told_events",
+        "Events that computed targets were told of and have not got past",
+        labels=("group",),
+    )
     behind = GaugeMetricFamily(
         "fencepost_group_uncorrelated_positions",
         "Positions of the log that the group has not looked at",
@@ -324,6 +329,7 @@ def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
     )
     for name, counted in gauges.lags.items():
         aside.add_metric((name,), counted.group.parked_count)
+        told.add_metric((name,), counted.told)
         behind.add_metric((name,), max(0, counted.head - counted.group.watermark))
         for lane in counted.lanes:
             place = (name, lane.lane)
@@ -334,7 +340,7 @@ def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
             seconds.add_metric(place, max(0, counted.at_ms - written_ms) / 1000)
             if lane.oldest is not None:
                 oldest.add_metric(place, lane.oldest)
-    yield from (targets, lag, seconds, oldest, aside, behind)
+    yield from (targets, lag, seconds, oldest, aside, told, behind)
 
 
 def _mesh_families(meshes: Sending) -> Iterator[Metric]:

@@ -175,6 +175,8 @@ class Aside(NamedTuple):
     """Positions of parked events within the range of the lease, which are not given out."""
     until: int | None = None
     """The last one that was looked at, where there may be more: the lease gets no event beyond."""
+    notes: tuple[tuple[int, str], ...] = ()
+    """The notes of those that are given out again."""
 
 
 class ClaimDone(NamedTuple):
@@ -255,6 +257,10 @@ class EventSpan(NamedTuple):
     """Positions that are parked."""
     replayed: tuple[int, ...] = ()
     """Parked positions that are given out again."""
+    notes: tuple[tuple[int, str], ...] = ()
+    """The notes of these."""
+    told: tuple[int, str] | None = None
+    """The group and the computed target of the lease, which gets only what it was told of."""
 
 
 class Event(NamedTuple):
@@ -270,6 +276,8 @@ class Event(NamedTuple):
     producer: tuple[str, int, int] | None
     data: bytes
     replayed: bool = False
+    note: str | None = None
+    """The note that the target was told of it with."""
 
 
 class SpanEvents(NamedTuple):
@@ -281,6 +289,8 @@ class SpanEvents(NamedTuple):
     """The first and the last position between which events are gone."""
     not_replayed: Sequence[int] = ()
     """Positions to be given out again that are gone."""
+    untold_to: int | None = None
+    """If it is not known which events behind `read_to` the target was told of: up to where."""
 
 
 class Correlation(NamedTuple):
@@ -362,4 +372,8 @@ class GroupReads(Protocol):
 
     async def stats(self, group_id: int) -> list[LaneStats]:
         """How many targets are in which state, lane by lane."""
+        ...
+
+    async def told(self, group_id: int) -> int:
+        """How many events computed targets were told of and have not got past."""
         ...

@@ -18,9 +18,11 @@ SELECT count(*) FROM parts WHERE committed IS NULL
 -- name: usage_of
 -- What a principal holds of each thing.
 SELECT resource, CAST(sum(amount) AS bigint) FROM principal_usage WHERE principal = :principal GROUP BY resource
+UNION ALL
+SELECT resource, CAST(sum(amount) AS bigint) FROM told_usage WHERE principal = :principal GROUP BY resource
 
 -- name: usage
-SELECT principal, resource, CAST(sum(amount) AS bigint) FROM principal_usage
+SELECT principal, resource, CAST(sum(amount) AS bigint) FROM (SELECT * FROM principal_usage UNION ALL SELECT * FROM told_usage) AS held
 GROUP BY principal, resource HAVING sum(amount) <> 0 ORDER BY principal, resource
 
 -- name: own_mesh

@@ -233,7 +233,7 @@ class Leases(RuleBasedStateMachine):
 
 
 def checked(
-    machine: type[Leases],
+    machine: type[RuleBasedStateMachine],
     examples: int,
     phases: Sequence[Phase] = tuple(Phase),
     *,

@@ -157,7 +157,9 @@ def shown_parked(event: Parked) -> dict[str, object]:
     return event._asdict()
 
 
-def shown_stats(lanes: list[LaneStats], group: Group, head: int, now_ms: int) -> dict[str, object]:
+def shown_stats(
+    lanes: list[LaneStats], group: Group, told: int, head: int, now_ms: int
+) -> dict[str, object]:
     """Counts of a group, in all and lane by lane."""
     fields = ("idle", "ready", "leased", "deferred", "blocked", "lag")
     total = {name: sum(getattr(lane, name) for lane in lanes) for name in fields}
@@ -166,6 +168,7 @@ def shown_stats(lanes: list[LaneStats], group: Group, head: int, now_ms: int) ->
         "targets": group.targets_count,
         **total,
         "parked": group.parked_count,
+        "told": told,
         "correlated": group.watermark,
         "head": head,
         "counted_ms": now_ms,
@@ -199,6 +202,8 @@ def leases_body(done: ClaimDone, spans: list[SpanEvents], tokens: LeaseTokens) -
             "retry": row.retry,
             "pruned": span.pruned and {"from": span.pruned[0], "to": span.pruned[1]},
         }
+        if span.untold_to is not None:
+            fields["untold_to"] = span.untold_to
         events = b",".join([event_json(event) for event in span.events])
         shown.append(b'%b,"events":[%b]}' % (msgspec.json.encode(fields)[:-1], events))
     due = b"null" if done.due_ms is None else b"%d" % done.due_ms
@@ -216,6 +221,8 @@ def event_json(event: Event) -> bytes:
         producer_id, epoch, seq = event.producer
         sent = b',"producer":{"id":%b,"epoch":%d,"seq":%d}' % (_text(producer_id), epoch, seq)
     replayed = b',"replayed":true' if event.replayed else b""
+    if event.note is not None:
+        replayed = b'%b,"note":%b' % (replayed, msgspec.json.encode(event.note))
     data = event.data
     if not is_json:
         field = b'"data_base64":"%b"' % b64encode(data)

@@ -25,6 +25,7 @@ from fencepost.protocol.groups import (
 )
 from fencepost.protocol.leases import Claim, Correlated, LeaseRef
 from fencepost.protocol.limits import Limits
+from fencepost.protocol.told import check_note
 from fencepost.server.handlers import fields
 from fencepost.server.handlers.fields import RefusedError, bad, check_path
 from fencepost.server.handlers.parsing import lease_of
@@ -43,6 +44,7 @@ class TargetBody(msgspec.Struct, forbid_unknown_fields=True):
     position: int
     lane: str | None = None
     priority: int | None = None
+    note: str | None = None
 
 
 class CorrelateBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -175,16 +177,30 @@ class Bodies:
             raise limit_exceeded("claim_events_max", self._groups.claim_events_max)
         good(within("after", body.after, -1, POSITION_MAX))
         good(within("until", body.until, -1, POSITION_MAX))
-        return [self._correlated(item) for item in body.targets]
-
-    def _correlated(self, item: TargetBody) -> Correlated:
-        good(within("position", item.position, 0, POSITION_MAX))
-        if item.lane is not None:
-            good(check_text("lane", item.lane))
-        if item.priority is not None:
-            good(within("priority", item.priority, -PRIORITY_MAX, PRIORITY_MAX))
-        target, source = self.target(item.target), self._source(item.source)
-        return Correlated(target, source, item.position, item.lane, item.priority)
+        items = body.targets
+        # Most of thousands of entries have texts that others have too.
+        targets = {text: self.target(text) for text in {item.target for item in items}}
+        sources = {text: self._source(text) for text in {item.source for item in items}}
+        for lane in {item.lane for item in items if item.lane is not None}:
+            good(check_text("lane", lane))
+        for note in {item.note for item in items if item.note is not None}:
+            good(check_note(_encodable(note)))
+        for item in items:
+            if not 0 <= item.position <= POSITION_MAX:
+                good(within("position", item.position, 0, POSITION_MAX))
+            if item.priority is not None:
+                good(within("priority", item.priority, -PRIORITY_MAX, PRIORITY_MAX))
+        return [
+            Correlated(
+                targets[item.target],
+                sources[item.source],
+                item.position,
+                item.lane,
+                item.priority,
+                item.note,
+            )
+            for item in items
+        ]
 
     def target(self, text: str) -> str:
         """The name of a target, which is written as a path."""

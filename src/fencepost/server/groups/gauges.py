@@ -33,6 +33,8 @@ class GroupLag(NamedTuple):
     lanes: list[LaneStats]
     head: int
     at_ms: int
+    told: int
+    """Events that computed targets were told of and have not got past."""
 
 
 class _Asked(NamedTuple):
@@ -73,7 +75,8 @@ class Gauges:
         good_until_ms = began_ms
         try:
             lanes = await self._reads.stats(group.id)
-            lag = GroupLag(group, lanes, await self._reads.head(), self._clock.now_ms())
+            told = await self._told(group)
+            lag = GroupLag(group, lanes, await self._reads.head(), self._clock.now_ms(), told)
             ended_ms = self._clock.monotonic_ms()
             good_until_ms = ended_ms + ASKED_FACTOR * (ended_ms - began_ms)
             return lag
@@ -81,6 +84,10 @@ class Gauges:
             asked = self._asked.get(group.name)
             if asked is not None and asked.incarnation == group.id:
                 self._asked[group.name] = asked._replace(good_until_ms=good_until_ms)
+
+    async def _told(self, group: Group) -> int:
+        is_computed = group.settings.targets == "computed"
+        return await self._reads.told(group.id) if is_computed else 0
 
     async def refresh(self) -> None:
         """Count groups again if it is time, or leave the figures as they are."""
@@ -101,7 +108,8 @@ class Gauges:
             page = await self._reads.groups(self._after, PAGE_GROUPS)
             for group in page:
                 lanes = await self._reads.stats(group.id)
-                self.lags[group.name] = GroupLag(group, lanes, head, self._clock.now_ms())
+                told = await self._told(group)
+                self.lags[group.name] = GroupLag(group, lanes, head, self._clock.now_ms(), told)
                 self._round.add(group.name)
                 self._after = group.name
                 if self._clock.monotonic_ms() >= ends_ms:

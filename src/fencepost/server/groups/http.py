@@ -418,7 +418,8 @@ class Groups:
         if group is None:
             return answers.group_missing(name)
         lag = await self.gauges.lag_of(group)
-        return json_answer(answers.shown_stats(lag.lanes, group, lag.head, lag.at_ms))
+        shown = answers.shown_stats(lag.lanes, group, lag.told, lag.head, lag.at_ms)
+        return json_answer(shown)
 
     async def events(self, request: Request, raw: bytes) -> Answer:
         name = self._name(request, raw, READ)

@@ -263,13 +263,16 @@ class Working:
     async def events(self, done: ClaimDone, events_max: int, bytes_max: int) -> list[SpanEvents]:
         """The events of each lease."""
         spans: list[EventSpan] = []
+        is_computed = done.group.settings.targets == "computed"
         for index, lease in enumerate(done.leases):
             row = lease.row
             aside = done.aside[index] if done.aside else Aside()
             after = max(row.at, row.waits_from - 1)
             until = row.work_to if aside.until is None else min(row.work_to, aside.until)
-            replayed = aside.replayed[:events_max]
-            spans.append(EventSpan(row.source, after, until, aside.left_out, replayed))
+            replayed, notes = aside.replayed[:events_max], aside.notes
+            told = (done.group.id, row.target) if is_computed else None
+            span = EventSpan(row.source, after, until, aside.left_out, replayed, notes, told)
+            spans.append(span)
         if events_max == 0 or not spans:
             return [SpanEvents((), span.after) for span in spans]
         names = done.group.settings.names

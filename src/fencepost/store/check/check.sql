@@ -117,6 +117,15 @@ SELECT p.group_id, p.target, p.position, p.source, p.attempts, p.parked_ms, p.re
 FROM parked p LEFT JOIN leases l ON l.group_id = p.group_id AND l.target = p.target
 ORDER BY p.group_id, p.target, p.position
 
+-- name: told
+-- What computed targets were told of, with the rows of the targets.
+SELECT t.group_id, t.target, t.position, t.covers_from, l.work_to
+FROM told t LEFT JOIN leases l ON l.group_id = t.group_id AND l.target = t.target
+ORDER BY t.group_id, t.target, t.position
+
+-- name: told_counts
+SELECT group_id, told FROM told_counts ORDER BY group_id
+
 -- name: meshes
 SELECT id, name, state, settings, created_ms FROM meshes ORDER BY id
 

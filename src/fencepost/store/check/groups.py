@@ -1,4 +1,4 @@
-"""Groups, their targets and parked events: what must hold in the three tables of groups.
+"""Groups, their targets, parked events and what targets were told of: what must hold in the tables.
 
 The rows of a group that was deleted are removed in pieces by the upkeep, so of them only the group
 itself must exist. Of a live group every row must agree with itself, with the log, and with what the
@@ -60,6 +60,32 @@ class GroupCheck:
             if floor < 0:
                 detail = f"new rows begin at number {floor}"
                 self._report.add("group_count_wrong", f"group {group_id} ({name})", detail)
+
+    def told(self) -> None:
+        """What computed targets were told of, in databases that have it."""
+        found: Counter[int] = Counter()
+        before: tuple[int, str, int] = (0, "", 0)
+        for group_id, target, position, covers_from, work_to in self._rows("told"):
+            found[group_id] += 1
+            where = f"event {position} that target {target} of group {group_id} was told of"
+            group = self._owner(group_id, where)
+            if group is None:
+                continue
+            low = before[2] + 1 if before[:2] == (group_id, target) else 0
+            before = (group_id, target, position)
+            add = self._report.add
+            if group.settings.targets != "computed" or work_to is None:
+                add("told_without_target", where, "there is no such computed target")
+            elif not low <= covers_from <= position <= work_to:
+                detail = f"covers from {covers_from}, the one before from {low}, work to {work_to}"
+                add("told_wrong", where, detail)
+        counted: dict[int, int] = dict(self._rows("told_counts"))
+        for group in self._groups.values():
+            said = counted.get(group.id, 0)
+            if said != found[group.id]:
+                where = f"group {group.id} ({group.name})"
+                detail = f"says its targets were told of {said} events, there are {found[group.id]}"
+                self._report.add("group_count_wrong", where, detail)
 
     # Groups
 

@@ -65,6 +65,8 @@ class Checker:
             groups.run()
             if self._has_column("groups", "token_floor"):
                 groups.floors()
+            if "told" in self._tables:
+                groups.told()
         meshes = MeshCheck(self._report, self._rows, self._streams, self._counters)
         if "meshes" in self._tables:
             meshes.run()

@@ -55,7 +55,9 @@ def drop_deleted_group(connection: Connection) -> int:
         values = (group_id, GROUP_ROWS_PER_SWEEP_MAX)
         dropped = connection.execute("drop_group_leases", values)
         dropped += connection.execute("drop_group_parked", values)
+        dropped += connection.execute("drop_group_told", values)
         if not dropped:
+            connection.execute("drop_group_told_count", (group_id,))
             connection.execute("drop_group", (group_id,))
         return dropped
 

@@ -73,6 +73,8 @@ class Plan(NamedTuple):
     """Candidates of claims, by group and lane."""
     operated: frozenset[str]
     """Groups that an operator changes: each of their claims asks for itself."""
+    told: Sequence[int] = ()
+    """Groups whose targets are told of events: how many they were told of bounds that."""
 
     def queries(self) -> list[Query]:
         """What to ask, in the order in which `TurnGroupRows.take` takes the rows."""
@@ -80,6 +82,8 @@ class Plan(NamedTuple):
         if self.places:
             columns = [list(column) for column in zip(*self.places, strict=True)]
             queries.append(("find_leases", columns))
+        if self.told:
+            queries.append(("count_told_of", (self.told,)))
         for place, count in self.wanted.items():
             queries += [
                 ("claim_urgent", (*place, count.total)),
@@ -95,6 +99,7 @@ class Plan(NamedTuple):
             self.operated == other.operated
             and set(self.names).issuperset(other.names)
             and set(self.places).issuperset(other.places)
+            and set(self.told).issuperset(other.told)
             and all(
                 place in self.wanted and self.wanted[place].covers(count)
                 for place, count in other.wanted.items()
@@ -116,6 +121,8 @@ class TurnGroupRows(GroupRows):
         """For how many targets candidates were loaded."""
         self._due: dict[tuple[int, str], tuple[list[Target], bool]] = {}
         """The first rows with an end, and whether these are all."""
+        self._told: dict[int, int] = {}
+        """How many events the targets of groups were told of."""
 
     def plan(self, requests: Sequence[GroupRequest], leases: Collection[LeaseRef]) -> Plan:
         """Plan which rows to load for requests about groups, and for the leases of appends."""
@@ -124,7 +131,8 @@ class TurnGroupRows(GroupRows):
         # An operator may change more rows than can be guessed: then each claim asks for itself.
         operated = frozenset(r.group for r in requests if isinstance(r, Operate | ParkEvents))
         places = sorted(named.union(self._places(requests)))
-        return Plan(names, places, self._wanted(requests, operated), operated)
+        told = sorted(self._telling(requests))
+        return Plan(names, places, self._wanted(requests, operated), operated, told)
 
     async def load(self, connection: WritingConnection, plan: Plan) -> None:
         """Have the rows of a plan at hand."""
@@ -136,6 +144,9 @@ class TurnGroupRows(GroupRows):
         self._take_groups(plan.names, next(found))
         if plan.places:
             self._take_targets(plan.places, next(found))
+        if plan.told:
+            self._told = dict.fromkeys(plan.told, 0)
+            self._told.update((group_id, int(told)) for group_id, told in next(found))
         for place, count in plan.wanted.items():
             ready = {row[0]: target_from_row(row) for _ in range(3) for row in next(found)}
             due = [target_from_row(row) for row in next(found)]
@@ -177,6 +188,12 @@ class TurnGroupRows(GroupRows):
                 case _:
                     pass
 
+    def _telling(self, requests: Sequence[GroupRequest]) -> set[int]:
+        """Groups with computed targets that some requests tell of events."""
+        names = {request.group for request in requests if isinstance(request, Correlate)}
+        met = [self._met[name] for name in names if name in self._met]
+        return {group.id for group in met if group.targets == "computed"}
+
     def _wanted(
         self, requests: Sequence[GroupRequest], operated: frozenset[str]
     ) -> dict[tuple[int, str], Wanted]:
@@ -202,6 +219,7 @@ class TurnGroupRows(GroupRows):
         self._candidates.clear()
         self._counts.clear()
         self._due.clear()
+        self._told.clear()
 
     # Finding
 
@@ -234,3 +252,7 @@ class TurnGroupRows(GroupRows):
         if later or is_all:
             return later
         return super().due_in_order(group_id, lane, now_ms, rows_max)
+
+    def told_count(self, group_id: int) -> int:
+        told = self._told.get(group_id)
+        return super().told_count(group_id) if told is None else told

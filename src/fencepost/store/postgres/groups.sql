@@ -81,25 +81,33 @@ SELECT lane, state, count(*), count(worker), min(waits_from), max(work_to),
 FROM leases WHERE group_id = $1 GROUP BY lane, state
 
 -- name: find_parked
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = $1 AND target = $2 AND position = $3
 
 -- name: parked_of_target
 -- The parked events of a target behind a position.
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = $1 AND target = $2 AND position > $3 ORDER BY position LIMIT $4
 
 -- name: replaying_of_target
 -- Those of them that are given out again.
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = $1 AND target = $2 AND position > $3 AND replaying
 ORDER BY position LIMIT $4
 
 -- name: parked_after
 -- A page of parked events, by target and position.
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = $1 AND (target, position) > ($2, $3)
 ORDER BY target, position LIMIT $4
+
+-- name: find_told
+SELECT target, position, covers_from, note
+FROM told WHERE group_id = $1 AND target = $2 AND position = $3
+
+-- name: count_told
+-- How many events the targets of a group were told of and have not got past.
+SELECT told FROM told_counts WHERE group_id = $1
 
 -- name: drop_group_leases
 DELETE FROM leases WHERE group_id = $1 AND target IN
@@ -108,6 +116,13 @@ DELETE FROM leases WHERE group_id = $1 AND target IN
 -- name: drop_group_parked
 DELETE FROM parked WHERE group_id = $1 AND (target, position) IN
     (SELECT target, position FROM parked WHERE group_id = $1 ORDER BY target, position LIMIT $2)
+
+-- name: drop_group_told
+DELETE FROM told WHERE group_id = $1 AND (target, position) IN
+    (SELECT target, position FROM told WHERE group_id = $1 ORDER BY target, position LIMIT $2)
+
+-- name: drop_group_told_count
+DELETE FROM told_counts WHERE group_id = $1
 
 -- name: drop_group
 DELETE FROM groups WHERE id = $1 AND state = 1
@@ -148,15 +163,15 @@ ON CONFLICT (group_id, target) DO UPDATE SET
 
 -- name: save_parked
 INSERT INTO parked (
-    group_id, target, source, position, error, attempts, parked_ms, replaying
+    group_id, target, source, position, error, attempts, parked_ms, replaying, note
 )
 SELECT * FROM unnest(
     $1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[],
-    $8::boolean[]
+    $8::boolean[], $9::text[]
 )
 ON CONFLICT (group_id, target, position) DO UPDATE SET
     source = excluded.source, error = excluded.error, attempts = excluded.attempts, parked_ms =
-    excluded.parked_ms, replaying = excluded.replaying
+    excluded.parked_ms, replaying = excluded.replaying, note = excluded.note
 
 -- name: drop_lease
 DELETE FROM leases l USING unnest($1::bigint[], $2::text[]) AS n (group_id, target)
@@ -165,6 +180,44 @@ WHERE l.group_id = n.group_id AND l.target = n.target
 -- name: drop_parked
 DELETE FROM parked p USING unnest($1::bigint[], $2::text[], $3::bigint[]) AS n (group_id, target, position)
 WHERE p.group_id = n.group_id AND p.target = n.target AND p.position = n.position
+
+-- name: save_told
+INSERT INTO told (group_id, target, position, covers_from, note)
+SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])
+ON CONFLICT (group_id, target, position) DO UPDATE SET
+    covers_from = excluded.covers_from, note = excluded.note
+
+-- name: drop_told
+-- A target has got past all events up to a position.
+DELETE FROM told t USING unnest($1::bigint[], $2::text[], $3::bigint[]) AS n (group_id, target, position)
+WHERE t.group_id = n.group_id AND t.target = n.target AND t.position <= n.position
+
+-- name: count_told_of
+-- The same for several groups.
+SELECT group_id, told FROM told_counts WHERE group_id = ANY ($1::bigint[])
+
+-- name: told_ahead
+-- For each of some leases: the first events that its target was told of.
+SELECT a.n - 1, t.target, t.position, t.covers_from, t.note
+FROM json_array_elements(:leases::json) WITH ORDINALITY AS a (value, n)
+CROSS JOIN LATERAL (
+    SELECT target, position, covers_from, note FROM told
+    WHERE group_id = (a.value ->> 0)::bigint AND target = a.value ->> 1
+      AND position > (a.value ->> 2)::bigint AND position <= (a.value ->> 3)::bigint
+    ORDER BY position LIMIT :limit
+) t
+ORDER BY a.n, t.position
+
+-- name: rows_over
+-- The appends that some positions lie inside, as far as they are still in the log.
+SELECT a.value::bigint, l.position, l.size, s.path, s.content_type
+FROM json_array_elements_text(:positions::json) AS a (value)
+CROSS JOIN LATERAL (
+    SELECT position, count, size, kind, stream FROM log
+    WHERE position <= a.value::bigint ORDER BY position DESC LIMIT 1
+) l
+JOIN streams s ON s.id = l.stream
+WHERE l.kind = 0 AND l.position + l.count > a.value::bigint
 
 -- name: find_groups
 -- Find those of the named groups that exist.

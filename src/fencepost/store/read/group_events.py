@@ -4,6 +4,9 @@ Sources that are single streams are looked up together. One query finds where th
 begin, and how large they are; a second one fetches as many as the answer takes. The first event
 behind a position is found through the row that holds the position before it, which is usually the
 event that was acked last; else by halving. A source that is a pattern is read block by block.
+
+A computed target gets the events that it was told of (`told_events.py`). Only where that is not
+known it gets all events of its source.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,9 +24,11 @@ from fencepost.protocol.batches import split
 from fencepost.protocol.globs import Glob
 from fencepost.protocol.logs import Selection
 from fencepost.protocol.streams import JSON
+from fencepost.protocol.told import Stretch, Told
 from fencepost.store.group_contract import Event, EventSpan, SpanEvents
 from fencepost.store.maintain import purge as purges
 from fencepost.store.read.log_selection import first_place, row_start, run, streams_between
+from fencepost.store.read.told_events import NOTHING_AHEAD, Ahead, look_ahead
 from fencepost.store.sql import Connection, Row
 
 BLOCK_POSITIONS = 4_096
@@ -79,6 +85,48 @@ class _Stretch:
             at += 1
 
 
+class _Lying:
+    """What lies ahead of one lease: its pieces in order, and what becomes of them."""
+
+    __slots__ = ("gone", "pieces", "source", "until")
+
+    def __init__(self, ahead: Ahead, n: int, span: EventSpan) -> None:
+        self.source = span.source
+        self.until = span.until
+        """How far the pieces can be read."""
+        self.gone: list[int] = []
+        """Events that the target was told of, and that are in the log no longer."""
+        self.pieces: Sequence[Told | Stretch]
+        if span.told is not None:
+            self.pieces, self.until = ahead.pieces[n], ahead.until[n]
+        else:
+            self.pieces = (Stretch(span.after + 1, span.until),)
+
+    def pruned(self, read_to: int) -> tuple[int, int] | None:
+        """Between which positions events are gone that the target was told of."""
+        gone = [position for position in self.gone if position <= read_to]
+        return (gone[0], gone[-1]) if gone else None
+
+    def gap(self, first: int) -> tuple[int, int] | None:
+        """Where events of the source may be gone, in front of the first one that was found."""
+        piece = self.pieces[0]
+        if isinstance(piece, Told) or first <= piece.first:
+            return None
+        return piece.first, min(first - 1, piece.last)
+
+    def untold_to(self, read_to: int, left_out: frozenset[int]) -> int | None:
+        """Up to where it is not known what the target was told of behind a position.
+
+        The worker reads on by itself up to there, and gets no event from the log that is parked.
+        """
+        for piece in self.pieces:
+            if isinstance(piece, Stretch) and piece.first <= read_to + 1 <= piece.last:
+                parked = min((at for at in left_out if at > read_to), default=piece.last + 1)
+                last = min(piece.last, parked - 1)
+                return last if last > read_to else None
+        return None
+
+
 class _Reading:
     """One answer in the making."""
 
@@ -91,6 +139,10 @@ class _Reading:
         self._left_bytes = bytes_max
         self._stretches: dict[str, list[_Stretch]] = {}
         self._begun: dict[tuple[str, int], list[_Begun]] = {}
+        self._ahead = NOTHING_AHEAD
+        self._appends: dict[int, tuple[list[bytes], list[int]]] = {}
+        """Messages of appends, and where each begins."""
+        self._globs: dict[str, Glob] = {}
 
     def read(self, spans: Sequence[EventSpan]) -> list[SpanEvents]:
         # Leases of one source are read in the order in which they begin, so that reading goes on.
@@ -101,10 +153,15 @@ class _Reading:
         for start in range(0, len(order), batch):
             numbers = order[start : start + batch]
             self._begin([spans[n] for n in numbers])
+            told = {n: spans[n] for n in numbers if spans[n].told is not None}
+            if told and self._left_bytes > 0:
+                rows_max = self._events_max + 1
+                self._ahead = look_ahead(self._connection, told, rows_max, self._left_bytes)
+                self._appends.clear()
             for n in numbers:
-                answers[n], first = self._take(spans[n])
-                if first > spans[n].after + 1:
-                    gaps[n] = (spans[n].after + 1, first - 1)
+                answers[n], gap = self._take(n, spans[n])
+                if gap is not None:
+                    gaps[n] = gap
         pruned = self._pruned(spans, gaps) if gaps else {}
         return [_told(answers[n], pruned.get(n)) for n in range(len(spans))]
 
@@ -112,7 +169,7 @@ class _Reading:
         """Look up where the events of single streams begin, one lease of each."""
         firsts: dict[str, int] = {}
         for span in spans:
-            if span.after < span.until and Glob(span.source).is_exact:
+            if span.told is None and span.after < span.until and Glob(span.source).is_exact:
                 firsts.setdefault(span.source, span.after + 1)
         wanted = [
             (path, low)
@@ -132,17 +189,22 @@ class _Reading:
         known.append(_Stretch(low, events))
         return known[-1]
 
-    def _take(self, span: EventSpan) -> tuple[SpanEvents, int]:
-        """The events of a span, and the position of its first one that is still in the log."""
+    def _take(self, n: int, span: EventSpan) -> tuple[SpanEvents, tuple[int, int] | None]:
+        """The events of a span, and where in front of them events may be gone from the log."""
         given, gone = self._replays(span)
         low, until = span.after + 1, span.until
         if low > until or self._left_bytes <= 0 or self._events_max <= 0:
             # No room in this answer: the worker acks what it was given and claims again.
-            return SpanEvents(given, span.after, not_replayed=gone), low
+            return SpanEvents(given, span.after, not_replayed=gone), None
+        lying = _Lying(self._ahead, n, span)
         taken: list[Event] = []
-        read_to, size = until, 0
-        for examined, event in enumerate(self._stretch(span.source, low).events_from(low)):
-            if event.position > until:
+        read_to, size = None, 0
+        if span.told is None:
+            events = self._stretch(span.source, low).events_from(low)
+        else:
+            events = self._events(lying)
+        for examined, event in enumerate(events):
+            if event.position > lying.until:
                 break
             cost = len(event.data) + EVENT_BYTES
             is_full = taken and size + cost > self._left_bytes
@@ -153,15 +215,76 @@ class _Reading:
                 size += cost
                 taken.append(event)
         self._left_bytes -= size
-        events = [event for event in taken if event.position not in span.left_out]
-        first = taken[0].position if taken else read_to + 1
-        return SpanEvents(given + events, read_to, not_replayed=gone), first
+        if read_to is None:
+            read_to = lying.until
+        given += [event for event in taken if event.position not in span.left_out]
+        answer = SpanEvents(given, read_to, None, gone)
+        if span.told is not None:
+            pruned, untold_to = lying.pruned(read_to), lying.untold_to(read_to, span.left_out)
+            answer = answer._replace(pruned=pruned, untold_to=untold_to)
+        return answer, lying.gap(taken[0].position if taken else read_to + 1)
+
+    def _events(self, lying: _Lying) -> Iterator[Event]:
+        """What lies ahead of a lease."""
+        for piece in lying.pieces:
+            if isinstance(piece, Told):
+                event = self._told_event(piece, lying)
+                if event is not None:
+                    yield event
+                if piece.position > lying.until:
+                    return
+                continue
+            stretch = self._stretch(lying.source, piece.first)
+            for event in stretch.events_from(piece.first):
+                if event.position > piece.last:
+                    break
+                yield event
+
+    def _told_event(self, told: Told, lying: _Lying) -> Event | None:
+        """An event that a target was told of; None if it is gone, or not read, or not its own."""
+        place = self._ahead.places.get(told.position)
+        if place is None:
+            lying.gone.append(told.position)
+            return None
+        row = self._ahead.rows.get(place.row)
+        if row is None:
+            lying.until = told.position - 1
+            return None
+        # A worker may tell of any position, and it may not read every stream.
+        if place.path != lying.source and not self._glob(lying.source).matches(place.path):
+            return None
+        found = self._appends.get(place.row)
+        if found is None:
+            pieces = _pieces(row)
+            found = self._appends[place.row] = pieces, list(accumulate(map(len, pieces), initial=0))
+        pieces, starts = found
+        n = told.position - place.row
+        _, stream, start, version, _, at_ms, producer, epoch, seq, *_ = row
+        return Event(
+            place.path,
+            stream,
+            place.content_type,
+            told.position,
+            start + starts[n],
+            version + n,
+            at_ms,
+            None if producer is None else (producer, epoch, seq),
+            pieces[n],
+            note=told.note,
+        )
+
+    def _glob(self, source: str) -> Glob:
+        glob = self._globs.get(source)
+        if glob is None:
+            glob = self._globs[source] = Glob(source)
+        return glob
 
     def _replays(self, span: EventSpan) -> tuple[list[Event], list[int]]:
         """The events to be given out again, as far as there is room, and the positions of those
         that are gone."""
         given: list[Event] = []
         gone: list[int] = []
+        notes = dict(span.notes)
         for position in span.replayed:
             if self._left_bytes <= 0:
                 break
@@ -174,7 +297,7 @@ class _Reading:
             if given and cost > self._left_bytes:
                 break
             self._left_bytes -= cost
-            given.append(event._replace(replayed=True))
+            given.append(event._replace(replayed=True, note=notes.get(position)))
         return given, gone
 
     def _pruned(
@@ -195,7 +318,7 @@ class _Reading:
 
 def _told(answer: SpanEvents, pruned: tuple[int, int] | None) -> SpanEvents:
     """An answer with the positions between which events are gone, those to be replayed included."""
-    gone = [*(pruned or ()), *answer.not_replayed]
+    gone = [*(pruned or ()), *(answer.pruned or ()), *answer.not_replayed]
     return answer._replace(pruned=(min(gone), max(gone)) if gone else None)
 
 
@@ -317,14 +440,20 @@ def events_in_range(
 
 def _messages(path: str, content_type: str, row: Row) -> Iterator[Event]:
     """The messages of one append."""
-    position, stream, start, version, count, at_ms, producer, epoch, seq, lengths, data = row
+    position, stream, start, version, _, at_ms, producer, epoch, seq, *_ = row
     sent = None if producer is None else (producer, epoch, seq)
-    pieces = [bytes(data)] if lengths is None or count == 1 else split(bytes(lengths), bytes(data))
-    for piece in pieces:
+    for piece in _pieces(row):
         yield Event(path, stream, content_type, position, start, version, at_ms, sent, piece)
         position += 1
         version += 1
         start += len(piece)
+
+
+def _pieces(row: Row) -> list[bytes]:
+    count, lengths, data = row[4], *row[-2:]
+    if lengths is None or count == 1:
+        return [bytes(data)]
+    return split(bytes(lengths), bytes(data))
 
 
 class _Named(msgspec.Struct):

@@ -98,6 +98,10 @@ class SqlGroupReads:
     async def stats(self, group_id: int) -> list[LaneStats]:
         return await self._readers.run(partial(stats_of, group_id=group_id))
 
+    async def told(self, group_id: int) -> int:
+        rows = await self._fetch("count_told", (group_id,))
+        return int(rows[0][0]) if rows else 0
+
     async def _fetch(self, query: str, values: tuple[object, ...]) -> list[Row]:
         return await self._readers.run(lambda connection: connection.fetch(query, values))
 

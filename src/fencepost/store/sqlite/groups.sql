@@ -75,25 +75,33 @@ SELECT lane, state, count(*), count(worker), min(waits_from), max(work_to),
 FROM leases WHERE group_id = ?1 GROUP BY lane, state
 
 -- name: find_parked
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = ?1 AND target = ?2 AND position = ?3
 
 -- name: parked_of_target
 -- The parked events of a target behind a position.
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = ?1 AND target = ?2 AND position > ?3 ORDER BY position LIMIT ?4
 
 -- name: replaying_of_target
 -- Those of them that are given out again.
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = ?1 AND target = ?2 AND position > ?3 AND replaying = 1
 ORDER BY position LIMIT ?4
 
 -- name: parked_after
 -- A page of parked events, by target and position.
-SELECT target, source, position, error, attempts, parked_ms, replaying
+SELECT target, source, position, error, attempts, parked_ms, replaying, note
 FROM parked WHERE group_id = ?1 AND (target, position) > (?2, ?3)
 ORDER BY target, position LIMIT ?4
+
+-- name: find_told
+SELECT target, position, covers_from, note
+FROM told WHERE group_id = ?1 AND target = ?2 AND position = ?3
+
+-- name: count_told
+-- How many events the targets of a group were told of and have not got past.
+SELECT told FROM told_counts WHERE group_id = ?1
 
 -- name: drop_group_leases
 DELETE FROM leases WHERE group_id = ?1 AND target IN
@@ -102,6 +110,13 @@ DELETE FROM leases WHERE group_id = ?1 AND target IN
 -- name: drop_group_parked
 DELETE FROM parked WHERE group_id = ?1 AND (target, position) IN
     (SELECT target, position FROM parked WHERE group_id = ?1 ORDER BY target, position LIMIT ?2)
+
+-- name: drop_group_told
+DELETE FROM told WHERE group_id = ?1 AND (target, position) IN
+    (SELECT target, position FROM told WHERE group_id = ?1 ORDER BY target, position LIMIT ?2)
+
+-- name: drop_group_told_count
+DELETE FROM told_counts WHERE group_id = ?1
 
 -- name: drop_group
 DELETE FROM groups WHERE id = ?1 AND state = 1
@@ -134,18 +149,48 @@ ON CONFLICT (group_id, target) DO UPDATE SET
 
 -- name: save_parked
 INSERT INTO parked (
-    group_id, target, source, position, error, attempts, parked_ms, replaying
+    group_id, target, source, position, error, attempts, parked_ms, replaying, note
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (group_id, target, position) DO UPDATE SET
     source = excluded.source, error = excluded.error, attempts = excluded.attempts, parked_ms =
-    excluded.parked_ms, replaying = excluded.replaying
+    excluded.parked_ms, replaying = excluded.replaying, note =
+    excluded.note
 
 -- name: drop_lease
 DELETE FROM leases WHERE group_id = ? AND target = ?
 
 -- name: drop_parked
 DELETE FROM parked WHERE group_id = ? AND target = ? AND position = ?
+
+-- name: save_told
+INSERT INTO told (group_id, target, position, covers_from, note) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (group_id, target, position) DO UPDATE SET
+    covers_from = excluded.covers_from, note = excluded.note
+
+-- name: drop_told
+-- A target has got past all events up to a position.
+DELETE FROM told WHERE group_id = ? AND target = ? AND position <= ?
+
+-- name: told_ahead
+-- For each of some leases: the first events that its target was told of.
+SELECT a.key, t.target, t.position, t.covers_from, t.note
+FROM json_each(:leases) a JOIN told t
+ON t.group_id = a.value ->> 0 AND t.target = a.value ->> 1 AND t.position IN (
+    SELECT position FROM told
+    WHERE group_id = a.value ->> 0 AND target = a.value ->> 1
+      AND position > a.value ->> 2 AND position <= a.value ->> 3
+    ORDER BY position LIMIT :limit
+)
+ORDER BY a.key, t.position
+
+-- name: rows_over
+-- The appends that some positions lie inside, as far as they are still in the log.
+SELECT a.value, l.position, l.size, s.path, s.content_type
+FROM json_each(:positions) a JOIN log l NOT INDEXED
+ON l.position = (SELECT max(position) FROM log WHERE position <= a.value)
+JOIN streams s ON s.id = l.stream
+WHERE l.kind = 0 AND l.position + l.count > a.value
 
 -- name: event_places
 -- For each of some streams and positions: where the first message begins from the position on, and the

@@ -15,7 +15,7 @@ from fencepost.protocol.acks import AckDecision
 from fencepost.protocol.batches import message_lengths
 from fencepost.protocol.books import BooksCheck, BooksPending, group_lags, target_lags
 from fencepost.protocol.globs import Glob
-from fencepost.protocol.groups import Group
+from fencepost.protocol.groups import POSITION_MAX, Group
 from fencepost.protocol.leases import NOWHERE, LeaseRef, Target
 from fencepost.protocol.offsets import Offset
 from fencepost.store.records import MESSAGES
@@ -224,6 +224,8 @@ class Books:
                 if group.parked_count and self._groups.parked_of(group_id, path, NOWHERE, 1):
                     continue
                 self._groups.drop(changes, group_id, path)
+                if group.settings.targets == "computed":
+                    self._groups.told.drop(changes, group_id, path, POSITION_MAX)
                 groups[group_id] = group.without(row.token)
                 self._groups.save_group(changes, groups[group_id])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fencepost.protocol.groups import Group, GroupLimits, LimitExceeded
+from fencepost.protocol.leases import Parked
 from fencepost.protocol.shares import PARKED_EVENTS, Amounts
 from fencepost.store.write.groups import MESH, GroupChanges, Groups
 from fencepost.store.write.usage import Usage
@@ -42,6 +43,13 @@ class GroupCounts:
             if refused is not None:
                 return min(group.parked_count, self._limits.parked_max)
         return self._limits.parked_max
+
+    def noted(self, group: Group, event: Parked) -> Parked:
+        """An event that is parked, with the note that its target was told of it with."""
+        if group.settings.targets != "computed" or event.note is not None:
+            return event
+        told = self._groups.told.find(group.id, event.target, event.position)
+        return event if told is None else event._replace(note=told.note)
 
     def drop(self, group: Group, target: str, token: int) -> Group:
         """Let the row of a target go, whose last number is known; the group as it then is."""

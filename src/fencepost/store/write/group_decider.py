@@ -53,7 +53,7 @@ from fencepost.protocol.leases import (
 )
 from fencepost.protocol.meshes import Policy
 from fencepost.protocol.shares import GROUPS as GROUPS_SHARE
-from fencepost.protocol.shares import TARGETS
+from fencepost.protocol.shares import TARGETS, TOLD_EVENTS
 from fencepost.store.group_contract import (
     AckDone,
     AckLeases,
@@ -213,13 +213,19 @@ class GroupDecider:
         )
         if not isinstance(outcome, CorrelationDecision):
             return outcome
+        told_max = self._limits.told_max
+        if outcome.told and self._groups.told.count(group.id) + len(outcome.told) > told_max:
+            return LimitExceeded("told_max", told_max)
         more = {TARGETS: max(0, outcome.group.targets_count - group.targets_count)}
+        if outcome.told:
+            more[TOLD_EVENTS] = len(outcome.told)
         refused = self._counts.take_share(group, more)
         if refused is not None:
             return refused
         changes = self._open_group()
         for row in outcome.rows.values():
             self._groups.save(changes, group.id, row)
+        self._groups.told.add(changes, group.id, outcome.told)
         if outcome.group != group:
             self._groups.save_group(changes, outcome.group)
         return CorrelationDone(outcome.group)
@@ -322,6 +328,7 @@ class GroupDecider:
             tuple(event.position for event in replayed),
             frozenset(event.position for event in ahead),
             ahead[-1].position if len(ahead) == ASIDE_MAX else None,
+            tuple((event.position, event.note) for event in replayed if event.note is not None),
         )
 
     def _ack(self, group: Group, request: AckLeases) -> AckDone | AckRefused:
@@ -405,11 +412,13 @@ class GroupDecider:
         changes, groups = self._open_group(), self._groups
         aside = 0
         for ref, decision in decided:
+            parked = decision.parked
             if decision.row is None:
                 group = self._counts.drop(group, ref.target, ref.number)
             else:
-                groups.save(changes, group.id, decision.row)
-            for event in decision.parked:
+                parked = [self._counts.noted(group, event) for event in decision.parked]
+                groups.save_moved(changes, group, decision.row)
+            for event in parked:
                 known = groups.find_parked(group.id, event.target, event.position)
                 aside += known is None
                 groups.save_parked(changes, group.id, event)

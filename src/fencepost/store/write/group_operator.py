@@ -22,7 +22,8 @@ from fencepost.protocol.group_operations import (
 )
 from fencepost.protocol.groups import Group, GroupInvalid, GroupLimits, LimitExceeded
 from fencepost.protocol.leases import DEFAULT_LANE, BeyondHead, Parked, Target
-from fencepost.protocol.shares import PARKED_EVENTS
+from fencepost.protocol.shares import PARKED_EVENTS, TOLD_EVENTS
+from fencepost.protocol.told import Told
 from fencepost.store.group_contract import (
     Changed,
     ForgetReplays,
@@ -137,6 +138,7 @@ class GroupOperator:
 
     def _store_operated(self, group: Group, request: Operate, row: Target) -> None:
         changes, groups = self._open_group(), self._groups
+        gone: list[Parked] = []
         if request.operation == "reset":
             gone = self._parked_behind(group, row) if group.parked_count else []
             for event in gone:
@@ -148,7 +150,21 @@ class GroupOperator:
         if group.settings.targets == "message" and not row.has_work:
             self._counts.drop(groups.find_group(group.name) or group, row.target, row.token)
             return
-        groups.save(changes, group.id, row)
+        if request.operation not in ("reset", "skip"):
+            groups.save(changes, group.id, row)
+            return
+        groups.save_moved(changes, group, row)
+        # What a target was told of and has set aside is its own still, whatever code runs by now.
+        again = [told for event in gone if (told := self._told_again(group, event))]
+        groups.told.add(changes, group.id, again)
+        if again and group.owner:
+            self._usage.add(changes, group.owner, {TOLD_EVENTS: len(again)})
+
+    def _told_again(self, group: Group, event: Parked) -> Told | None:
+        """What lets a parked event come again in the order of its target."""
+        if event.note is None or self._groups.told.find(group.id, event.target, event.position):
+            return None  # The target has not got past it: it knows of the event.
+        return Told(event.target, event.position, event.position, event.note)
 
     def _parked_behind(self, group: Group, row: Target) -> list[Parked]:
         """All parked events that a reset target gets again in its order, read page by page."""
@@ -194,12 +210,13 @@ class GroupOperator:
             changes = self._open_group()
             known = self._groups.find_parked(group.id, name, position)
             row = decision.row
-            self._groups.save_parked(changes, group.id, decision.event)
+            event = decision.event if known is None else decision.event._replace(note=known.note)
+            self._groups.save_parked(changes, group.id, self._counts.noted(group, event))
             group = self._counts.recount(group, parked=known is None)
             if row is None:
                 self._counts.drop(group, name, found.token)
             else:
-                self._groups.save(changes, group.id, row)
+                self._groups.save_moved(changes, group, row)
             changed.append(name)
         return Changed(changed, following, len(changed))
 

@@ -1,8 +1,8 @@
 """Groups, their targets and parked events, as they stand after all decisions made so far.
 
-What is on disk lies in the tables `groups`, `leases` and `parked`; what open groups of the commit
-change lies on top. There is no copy of all targets in memory: a row is read when a request names
-it, and a claim reads the few rows that its order puts first.
+What is on disk lies in the tables `groups`, `leases` and `parked` (and in `told`, see `told.py`);
+what open groups of the commit change lies on top. There is no copy of all targets in memory: a row
+is read when a request names it, and a claim reads the few rows that its order puts first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from fencepost.protocol.groups import Group, GroupSettings
 from fencepost.protocol.leases import Parked, Slots, Target
 from fencepost.store.sql import Connection, Row
+from fencepost.store.write.told import ToldEvents, ToldGroup
 from fencepost.store.write.usage import UsageGroup
 
 MESH = "mesh:"
@@ -31,13 +32,12 @@ ROWS_PER_MS = 12
 """Rows of a wide look for which a millisecond is waited; 3 us each, it takes a twentieth."""
 
 
-class GroupChanges(UsageGroup, Protocol):
+class GroupChanges(UsageGroup, ToldGroup, Protocol):
     """An open group of the commit, as far as this module writes to it."""
 
     groups: dict[int, Group | None]
     leases: dict[int, dict[str, Target | None]]
     parked: dict[tuple[int, str, int], Parked | None]
-    bulk: list[tuple[str, list[Row]]]
 
 
 class GroupRows:
@@ -103,6 +103,11 @@ class GroupRows:
         """When rows come due, and whose they are."""
         return self.connection.fetch("next_due", (group_id, lane, now_ms, rows_max))
 
+    def told_count(self, group_id: int) -> int:
+        """How many events the targets of a group were told of and have not got past."""
+        rows = self.connection.fetch("count_told", (group_id,))
+        return int(rows[0][0]) if rows else 0
+
     def fetch(self, query: str, *values: object) -> list[Target]:
         """The targets that a query finds."""
         return [target_from_row(row) for row in self.connection.fetch(query, values)]
@@ -135,6 +140,7 @@ class Groups:
     def __init__(self, rows: GroupRows, pending: Sequence[GroupChanges]) -> None:
         self._rows = rows
         self._pending = pending
+        self.told = ToldEvents(rows, pending)
 
     @property
     def _connection(self) -> Connection:
@@ -177,6 +183,7 @@ class Groups:
         """A group goes. Its rows stay for the upkeep: no request finds them without the group."""
         changes.groups[group.id] = None
         changes.leases.pop(group.id, None)
+        changes.told.pop(group.id, None)
         for place in [place for place in changes.parked if place[0] == group.id]:
             del changes.parked[place]
         values = (*group_columns(group), DELETED)
@@ -195,6 +202,12 @@ class Groups:
     def save(self, changes: GroupChanges, group_id: int, row: Target) -> None:
         """A target is new, or another than it was."""
         changes.leases.setdefault(group_id, {})[row.target] = row
+
+    def save_moved(self, changes: GroupChanges, group: Group, row: Target) -> None:
+        """A target may have got past events."""
+        self.save(changes, group.id, row)
+        if group.settings.targets == "computed":
+            self.told.passed(changes, group.id, row)
 
     def drop(self, changes: GroupChanges, group_id: int, target: str) -> None:
         """A target goes."""
@@ -334,6 +347,7 @@ class Groups:
         ):
             if values:
                 changes.bulk.append((name, values))
+        self.told.seal(changes)
 
 
 def state_of(row: Target) -> int:

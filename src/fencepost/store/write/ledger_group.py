@@ -25,6 +25,7 @@ from fencepost.store.sql import Row
 from fencepost.store.write.keys import KeyPlace
 from fencepost.store.write.sends import StoredMesh, Topic
 from fencepost.store.write.staging import Changes
+from fencepost.store.write.told import ToldChanges
 from fencepost.store.write.writers import HistoryChanges
 
 
@@ -99,6 +100,7 @@ class LedgerGroup:
         "sends",
         "staging",
         "statements",
+        "told",
         "topics",
         "unshown",
         "updates",
@@ -127,6 +129,7 @@ class LedgerGroup:
         self.groups: dict[int, Group | None] = {}
         self.leases: dict[int, dict[str, Target | None]] = {}
         self.parked: dict[tuple[int, str, int], Parked | None] = {}
+        self.told: dict[int, dict[str, ToldChanges]] = {}
         # Meshes, members of topics, and dedupe rows:
         self.meshes: dict[str, StoredMesh | None] = {}
         self.topics: dict[Topic, tuple[str, ...]] = {}
