@@ -8,7 +8,9 @@ Arguments: the server's URL, the name of the app, the worker's name, and what it
     freeze    the same, but in its first reaction it says `holding` and stops itself (SIGSTOP); when
               it is woken it says whether its commit was `committed` or `lost`, and goes on
 
-With `async` as a further argument it does the same on the async client and uvloop.
+With a number as a further argument it works as a version of the code whose events go to so many
+targets; without one these are three. With `async` as a further argument it does the same on the
+async client and uvloop.
 """
 
 from __future__ import annotations
@@ -64,8 +66,10 @@ class Declared(NamedTuple):
     total: Any
 
 
-def declare(name: str, worker: str, *, freezes: bool = False) -> Declared:
-    """An app whose streams have its name: every number of a job goes into one of three totals."""
+def declare(name: str, worker: str, *, freezes: bool = False, shards: int = 3) -> Declared:
+    """An app whose streams have its name: every number of a job goes into one of so many totals,
+    each of which is of one target.
+    """
 
     class Job(Entity, stream=f"{name}-jobs/{{id}}"):
         count: int = 0
@@ -92,9 +96,12 @@ def declare(name: str, worker: str, *, freezes: bool = False) -> Declared:
     app = App(name, entities=[Job, Total], settings=AppSettings(lease_ms=LEASE_MS))
     state = {"freezes": freezes}
 
-    @app.reaction(Added, to=lambda event: f"t{shard(event.data.number)}", retry=Retry(50, "fixed"))
+    def target(event: Recorded[Added]) -> str:
+        return f"t{sum(event.data.number.encode()) % shards}"
+
+    @app.reaction(Added, to=target, retry=Retry(50, "fixed"))
     def add_up(event: Recorded[Added], context: Context) -> None:
-        context.do(Total.add, shard(event.data.number), number=event.data.number, by=worker)
+        context.do(Total.add, context.target, number=event.data.number, by=worker)
         if state.pop("freezes", False):
             say(holding=context.target)
             for kind in ("committed", "lost"):
@@ -103,11 +110,6 @@ def declare(name: str, worker: str, *, freezes: bool = False) -> Declared:
             WOKEN.wait()  # this thread may run on for a moment while the process is being stopped
 
     return Declared(app, Job, Total)
-
-
-def shard(number: str) -> str:
-    """The total that a number goes into."""
-    return str(sum(number.encode()) % 3)
 
 
 def add(opened: OpenApp, job: Any, name: str, number: str) -> None:
@@ -137,7 +139,8 @@ def say(**facts: str) -> None:
 def main() -> None:
     url, name, worker, how, *more = sys.argv[1:]
     signal.signal(signal.SIGCONT, lambda _number, _frame: WOKEN.set())
-    declared = declare(name, worker, freezes=how == "freeze")
+    shards = int(more[0]) if how == "work" and more[0].isdigit() else 3
+    declared = declare(name, worker, freezes=how == "freeze", shards=shards)
     is_async = "async" in more
     count, jobs = (int(number) for number in (more[:2] if how in ("act", "collide") else (0, 0)))
     numbers = [(str(0 if how == "collide" else n % jobs), f"{worker}:{n}") for n in range(count)]

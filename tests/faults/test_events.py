@@ -181,6 +181,32 @@ def test_killed_workers_take_nothing_with_them(server: ServerProcess, size: Size
         assert numbers(found, "totals") == expected(writers, size.events)
 
 
+@sizes(Size(2, 40, 5, workers=2, killed=1), Size(4, 500, 40, workers=6, killed=3))
+def test_a_deploy_that_rolls_while_workers_are_killed_handles_each_event_once(
+    server: ServerProcess, size: Size
+) -> None:
+    """Workers of two versions tell targets of events at once, and each handles what the others
+    told; then a third version takes over what is left."""
+    app = f"rolls{size.events}"
+    with opened(server.url, app) as found, crew_of(server.url, app) as crew:
+        old = [crew.hire("work", 3) for _ in range(size.workers)]
+        writers = [crew.hire("act", size.events, size.streams) for _ in range(size.writers)]
+        wait_until(lambda: bool(numbers(found, "totals")))
+        new = [crew.hire("work", 4) for _ in range(size.workers)]
+        for worker in old[: size.killed]:
+            crew.kill(worker)
+        crew.finish(*writers)
+        for worker in (*old, *new):
+            crew.kill(worker)
+        late = crew.hire("act", size.events, size.streams)
+        crew.finish(late)
+        crew.hire("work", 5)
+        wait_for_totals(found, (size.writers + 1) * size.events)
+
+        assert numbers(found, "totals") == expected([*writers, late], size.events)
+        assert found.group.stats()["told"] == 0
+
+
 @sizes(Size(2, 30, 5, workers=2), Size(4, 500, 40, workers=4))
 def test_a_database_that_dies_and_freezes_under_an_app_costs_nothing(size: Size) -> None:
     with (

@@ -36,10 +36,10 @@ from fencepost.client.results import Head, LogEntry, StreamInfo
 from fencepost.events import loading
 from fencepost.events.codec import CLOSED, OPENED
 from fencepost.events.commits import is_event, meta_of
+from fencepost.events.correlating import Correlating
 from fencepost.events.deciding import Deciding
 from fencepost.events.errors import ArchiveError, ConcurrencyError
 from fencepost.events.loading import Loaded, Snapshot
-from fencepost.events.reactions import Correlating
 from fencepost.events.types import Entity, Recorded
 
 Then = Literal["restart", "retire", "window"]

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.group_worker import AWAY, Breaker
 from fencepost.client.sync.connections import Driver
-from fencepost.events.reactions import Correlating
+from fencepost.events.correlating import Correlating
 
 log = logging.getLogger(__name__)
 

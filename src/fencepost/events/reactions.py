@@ -1,31 +1,22 @@
-"""Reactions at work: which targets events concern, and what the reactions of a lease do.
+"""Reactions at work: what the reactions of a lease do.
 
-Operations without I/O. `Correlating` reads the log behind the group's watermark and notes the
-targets that its events concern, one compare-and-swap for each page. `handle` runs the reactions of
-one lease, event by event, and stores what they gathered together with the ack, in one commit.
+Operations without I/O. `fetch` sorts out the events of leases, `handle` runs the reactions of one
+lease, event by event, and stores what they gathered together with the ack, in one commit. How a
+target comes to its events is in `correlating.py`.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from fencepost.client import groups, operations
+from fencepost.client import operations
 from fencepost.client.effects import Call, Operation
-from fencepost.client.errors import (
-    CorrelationMovedError,
-    ForbiddenError,
-    GroupExistsError,
-    LeaseLostError,
-    ResponseError,
-    TailMovedError,
-)
+from fencepost.client.errors import LeaseLostError, ResponseError
 from fencepost.client.group_worker import AWAY
 from fencepost.client.groups import (
     EventFailure,
@@ -33,19 +24,18 @@ from fencepost.client.groups import (
     Lease,
     LeaseAck,
     ReplayedEvent,
-    TargetInfo,
 )
-from fencepost.client.http import Request
-from fencepost.client.operations import query_of, stream_target
-from fencepost.client.reading import LogReader, Pages
+from fencepost.client.operations import query_of
+from fencepost.client.reading import LogReader
 from fencepost.client.results import LogEntry
-from fencepost.client.retry import Kind, exchange
-from fencepost.client.settings import JSON, ClientSettings
+from fencepost.client.settings import ClientSettings
 from fencepost.events.codec import CORRELATION
 from fencepost.events.commits import is_event, meta_of
+from fencepost.events.correlating import Correlating
 from fencepost.events.deciding import Deciding
 from fencepost.events.errors import ConcurrencyError, EventsError
-from fencepost.events.registry import Breadcrumb, Correlated, Reaction, Registry
+from fencepost.events.notes import decode_note
+from fencepost.events.registry import Breadcrumb, Reaction, Registry
 from fencepost.events.types import Recorded
 from fencepost.events.units import Turn, Unit
 
@@ -53,28 +43,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_MS = 250
 """A lease whose reactions have worked for so long stores what they did, and claims again."""
-TARGETS_MAX = 5_000
-"""Targets of one correlation; the server takes 10,000."""
-IDLE_POSITIONS_MAX = 1_000
-"""Positions without any event for a reaction that the watermark may lag behind the log."""
-SPANS_MAX = 1_000
-"""Pieces of the log whose targets this process noted by itself, the newest ones."""
-ROWS_MAX = 10_000
-"""Targets of other processes that are remembered."""
-ADOPTED, ADOPTED_TTL_S = "$adopted/", 30 * 86_400
-"""Streams that say which events were handled for another target than that of the resolver."""
 PAGES_MAX = 20
 """Pages of the log that are read for the leases of one claim."""
-
-# Attempts, waits and what happens after the last are decided by each reaction. The group only
-# keeps them: it never gives up by itself, and takes waits of any length.
-GROUP = {
-    "sources": ["**"],
-    "targets": "computed",
-    "retries_max": 0,
-    "on_exhausted": "retry",
-    "backoff": {"kind": "fixed", "base_ms": 1_000, "cap_ms": 7 * 86_400_000, "jitter": 0.0},
-}
 
 
 class Handled(msgspec.Struct, frozen=True):
@@ -86,163 +56,6 @@ class Handled(msgspec.Struct, frozen=True):
 Invoke = Callable[[Reaction, Turn, Unit], Handled | Awaitable[Handled]]
 """Calls the handler of a reaction, in the way of the client that is used; it never raises."""
 Tell = Callable[[Breadcrumb], None]
-
-
-def make_group(settings: ClientSettings, name: str, start: int | str) -> Operation[int]:
-    """Make the group of an app, or find it; the position up to which it is correlated."""
-    try:
-        info = yield from groups.make_group(settings, name, {**GROUP, "start": start})
-    except GroupExistsError:
-        info = yield from groups.show_group(settings, name)
-        if info.targets != "computed":
-            raise
-    return info.correlated
-
-
-class Correlating:
-    """Reads the log behind the watermark of the group and notes what events concern."""
-
-    def __init__(self, settings: ClientSettings, group: str, registry: Registry) -> None:
-        self._settings = settings
-        self._group = group
-        self._registry = registry
-        self._watermark: int | None = None
-        self._spans: list[tuple[int, int]] = []
-        self._rows: OrderedDict[str, TargetInfo] = OrderedDict()
-
-    def to_head(self) -> Operation[bool]:
-        """Correlate what there is; whether there was anything for a reaction."""
-        return (yield from self._go_on(live=False, stopped=lambda: False))
-
-    def catch_up(self) -> Operation[None]:
-        """Correlate what there is, up to the very head; raises if there is no such group."""
-        yield from self._go_on(live=False, stopped=lambda: False, idle_positions_max=0)
-
-    def follow(self, stopped: Callable[[], bool]) -> Operation[None]:
-        """Correlate what there is and what comes, until `stopped`."""
-        yield from self._go_on(live=True, stopped=stopped)
-
-    def _go_on(
-        self,
-        *,
-        live: bool,
-        stopped: Callable[[], bool],
-        idle_positions_max: int = IDLE_POSITIONS_MAX,
-    ) -> Operation[bool]:
-        info = yield from groups.show_group(self._settings, self._group)
-        self._watermark = info.correlated
-        query = query_of({**self._registry.selection(), "pruned": "skip"})
-        reader = LogReader(self._settings, query, after=info.correlated, until=None, live=live)
-        reader.stopped = stopped
-        # A group that never learns of events that concern none of its targets would lag on their
-        # streams for ever, and keep their books from being closed.
-        reader.tells_idle = live
-        noted = False
-        while (page := (yield from reader.next())) is not None:
-            if page.entries or page.next > self._watermark:
-                yield from self._note(page.entries, page.next)
-            noted = noted or bool(page.entries)
-        scanned = reader.after
-        if isinstance(scanned, int) and scanned - self._watermark > idle_positions_max:
-            yield from self._note([], scanned)
-        return noted
-
-    def _note(self, entries: list[LogEntry], until: int) -> Operation[None]:
-        found = [correlated for entry in entries for correlated in self.targets(entry)]
-        for start in range(0, max(len(found), 1), TARGETS_MAX):
-            piece = found[start : start + TARGETS_MAX]
-            last = start + TARGETS_MAX >= len(found)
-            # Events of one position stay together: their targets are noted in one step.
-            end = until if last else piece[-1].position - 1
-            yield from self._swap([item for item in found if item.position <= end], end)
-
-    def _swap(self, found: list[Correlated], until: int) -> Operation[None]:
-        assert self._watermark is not None
-        while until > self._watermark:
-            items = [item for item in found if item.position > self._watermark]
-            targets = [_body(item) for item in newest(items)]
-            after = self._watermark
-            try:
-                self._watermark = yield from groups.correlate(
-                    self._settings, self._group, after, until, targets
-                )
-            except CorrelationMovedError as moved:
-                if moved.watermark is None or moved.watermark <= self._watermark:
-                    raise
-                self._watermark = moved.watermark
-            else:
-                self._covered(after, until)
-
-    def _covered(self, after: int, until: int) -> None:
-        if self._spans and self._spans[-1][1] == after:
-            self._spans[-1] = (self._spans[-1][0], until)
-        else:
-            self._spans.append((after, until))
-            del self._spans[:-SPANS_MAX]
-
-    @property
-    def noted(self) -> list[tuple[int, int]]:
-        """The pieces of the log whose targets this process noted, the newest ones."""
-        return list(self._spans)
-
-    def noted_by_others(self, spans: list[tuple[int, int]]) -> None:
-        """Take over what another process noted with the same resolvers."""
-        self._spans = list(spans)
-
-    def noted_here(self, position: int) -> bool:
-        """Whether this process noted the targets of an event, with the resolvers that it has."""
-        index = bisect_left(self._spans, position, key=lambda span: span[1])
-        return index < len(self._spans) and self._spans[index][0] < position
-
-    def was_told(self, target: str, position: int) -> Operation[bool]:
-        """Whether a target was told of an event by any worker, or has gone past it."""
-        row = self._rows.get(target)
-        if row is None or not tells(row, position):
-            # What a row was told of stays told, so only a "no" is asked for again.
-            query = query_of({"match": target})
-            path = f"/v1/groups/{self._group}/streams"
-            page = yield from Pages(self._settings, path, "streams", TargetInfo, query).next()
-            if not page:
-                return False
-            row = self._rows[target] = page[0]
-            while len(self._rows) > ROWS_MAX:
-                self._rows.popitem(last=False)
-        return tells(row, position)
-
-    def targets(self, entry: LogEntry) -> list[Correlated]:
-        """What an entry of the log concerns."""
-        if entry.marker is not None or not is_event(entry.data):
-            return []
-        if not self._registry.concerns(entry.stream, entry.data["name"]):
-            return []
-        try:
-            event = self._registry.codec.recorded(entry)
-        except EventsError:
-            # Its worker reports it: an event that cannot be read fails at its own stream.
-            return [Correlated(entry.stream, entry.stream, entry.position)]
-        return self._registry.targets(event)
-
-
-def tells(row: TargetInfo, position: int) -> bool:
-    """Whether a row shows that its target was told of an event, or has gone past it."""
-    return row.at >= position or row.waits_from <= position <= row.work_to
-
-
-def newest(found: list[Correlated]) -> list[Correlated]:
-    """One entry for each target and the first position too: it says since when work waits."""
-    by_target: dict[str, list[Correlated]] = {}
-    for item in found:
-        by_target.setdefault(item.target, []).append(item)
-    chosen = []
-    for items in by_target.values():
-        chosen.append(items[0])
-        if len(items) > 1:
-            chosen.append(items[-1])
-    return sorted(chosen, key=lambda item: item.position)
-
-
-def _body(item: Correlated) -> dict[str, Any]:
-    return {key: value for key, value in msgspec.structs.asdict(item).items() if value is not None}
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,24 +75,27 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 def fetch(drain: Drain, leases: list[Lease]) -> Operation[list[Lease]]:
     """The leases with their own events alone, each piece of the log read once for all of them.
 
-    A target that gets events from many streams is given the first events of all of them, most of
-    which concern others. What lies behind those is read here, with the names that reactions have.
+    Where it is not known what a target was told of, it is given the first events of all its
+    streams, most of which may concern others. What lies behind those is read here, with the names
+    that reactions have.
     """
     own = {
         lease.token: [
-            event for event in lease.events if event.replayed or _is_own(drain, lease, event)
+            event
+            for event in lease.events
+            if event.replayed or event.note is not None or _is_own(drain, lease, event)
         ]
         for lease in leases
     }
     read_to = {lease.token: lease.read_to for lease in leases}
 
+    untold = [lease for lease in leases if "*" in lease.source and lease.untold_to is not None]
+
     def wants_more() -> list[Lease]:
         return [
             lease
-            for lease in leases
-            if "*" in lease.source
-            and read_to[lease.token] < lease.until
-            and len(own[lease.token]) < drain.events_max
+            for lease in untold
+            if read_to[lease.token] < _untold_to(lease) and len(own[lease.token]) < drain.events_max
         ]
 
     for _page in range(PAGES_MAX):
@@ -287,7 +103,7 @@ def fetch(drain: Drain, leases: list[Lease]) -> Operation[list[Lease]]:
         if not open_leases:
             break
         after = min(read_to[lease.token] for lease in open_leases)
-        until = max(lease.until for lease in open_leases)
+        until = max(map(_untold_to, open_leases))
         query = query_of({**drain.registry.selection(), "pruned": "skip"})
         reader = LogReader(drain.settings, query, after=after, until=until, live=False)
         page = yield from reader.next()
@@ -312,22 +128,23 @@ def _take(
     """Give a lease those of some entries that are its own, as many as it may have."""
     token = lease.token
     for entry in entries:
-        if not read_to[token] < entry.position <= lease.until:
+        if not read_to[token] < entry.position <= _untold_to(lease):
             continue
         if len(own[token]) == drain.events_max:
             return
         read_to[token] = entry.position
         if _is_own(drain, lease, entry):
             own[token].append(GroupEvent(**msgspec.structs.asdict(entry)))
-    read_to[token] = max(read_to[token], min(scanned, lease.until))
+    read_to[token] = max(read_to[token], min(scanned, _untold_to(lease)))
+
+
+def _untold_to(lease: Lease) -> int:
+    return lease.read_to if lease.untold_to is None else lease.untold_to
 
 
 def _is_own(drain: Drain, lease: Lease, entry: LogEntry) -> bool:
-    """Whether an event is for this target, or for one that may not have been told of it."""
-    targets = [found.target for found in drain.correlating.targets(entry)]
-    if lease.target in targets:
-        return True
-    return bool(targets) and not drain.correlating.noted_here(entry.position)
+    """Whether an event is for this target, as far as the resolvers say today."""
+    return any(found.target == lease.target for found in drain.correlating.targets(entry))
 
 
 def handle(drain: Drain, lease: Lease, is_lost: Callable[[], bool]) -> Operation[LeaseAck | None]:
@@ -452,56 +269,20 @@ def _react(
         recorded = drain.registry.codec.recorded(event)
     except EventsError as error:
         return error, None
-    found = drain.registry.matching(recorded, lease.target)
-    if not found:
-        try:
-            found = yield from _adopted(drain, lease, recorded, unit)
-        except ForbiddenError as error:
-            return error, None
     turn = Turn(lease.target, recorded, attempt)
-    for reaction in found:
-        if callable(reaction.to) and lease.target == recorded.stream:
+    note = decode_note(event.note)
+    for reaction in drain.registry.matching(recorded, lease.target, event.note):
+        if lease.target == recorded.stream and (note is None or reaction.name in note.raised):
             try:
-                reaction.target(recorded)  # it raised when the target was noted, and may again
+                target = reaction.target(recorded)  # it raised when this was told, and may again
             except Exception as error:
                 return error, reaction
+            if target is None:
+                continue  # now it can say that the event is not for it
         handled: Handled = yield Call(partial(drain.invoke, reaction, turn, unit))
         if handled.error is not None:
             return handled.error, reaction
     return None, None
-
-
-def _adopted(
-    drain: Drain, lease: Lease, event: Recorded[Any], unit: Unit
-) -> Operation[list[Reaction]]:
-    """The reactions to an event whose target was another one when it was noted.
-
-    A resolver that has changed since sends the event to a target that was never told of it. Then a
-    target that was told handles it. Which one that was is written nowhere, so all whose leases
-    cover the event try, and a stream that must be empty lets one of their commits through.
-    """
-    adopted: list[Reaction] = []
-    if drain.correlating.noted_here(event.position):
-        return adopted
-    for reaction in drain.registry.reactions_to(event):
-        target = drain.registry.target_of(reaction, event)
-        if target is None or target == lease.target:
-            continue
-        if (yield from drain.correlating.was_told(target, event.position)):
-            continue
-        guard = f"{ADOPTED}{drain.app}/{event.position}/{reaction.name}"
-        if (yield from _is_free(drain.settings, guard)):
-            unit.guard(guard)
-            adopted.append(reaction)
-    return adopted
-
-
-def _is_free(settings: ClientSettings, guard: str) -> Operation[bool]:
-    """Whether no commit has taken a guard yet; it is made, and forgets itself after a while."""
-    creation = operations.Creation(content_type=JSON, ttl_seconds=ADOPTED_TTL_S)
-    yield from operations.create(settings, guard, creation)
-    answer = yield from exchange(settings, Request("HEAD", stream_target(guard)), Kind.READ)
-    return answer.response.integer("stream-version") == -1
 
 
 def _store(
@@ -516,9 +297,6 @@ def _store(
     except LeaseLostError:
         drain.tell(lost(drain, lease))
         return None
-    except TailMovedError:
-        # Another target has adopted an event of this lease: it comes again, and is found taken.
-        return LeaseAck(token=lease.token, at=lease.at)
     except AWAY:
         raise
     except ResponseError as error:

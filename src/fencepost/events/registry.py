@@ -2,8 +2,8 @@
 
 A reaction has a target: the stream of its event by default, a fixed name, or what a resolver makes
 of the event. Events of one target are handled one after the other, targets side by side. Everything
-here is pure. A resolver runs twice for an event: when its target is noted (correlation), and when
-the worker that has the target asks which reactions the event is for (match).
+here is pure. A resolver says where an event goes once, when a worker tells its target of it
+(correlation); which reactions it was told for goes with it (`notes.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from fencepost.client.errors import require
 from fencepost.events.codec import Codec
 from fencepost.events.errors import DefinitionError
+from fencepost.events.notes import Note, decode_note, encode_note, fits_note
 from fencepost.events.retry import Retry
 from fencepost.events.types import Entity, Event, Recorded, require_entity
 from fencepost.protocol.globs import Glob
@@ -101,6 +102,7 @@ class Correlated(msgspec.Struct, frozen=True):
     position: int
     lane: str | None = None
     priority: int | None = None
+    note: str | None = None
 
 
 class Registry:
@@ -144,7 +146,11 @@ class Registry:
         self.reactions.append(reaction)
         for kind in reaction.events:
             self.codec.add(kind)
-            self._by_event.setdefault(kind.__event__.name, []).append(reaction)
+            name = kind.__event__.name
+            declared = self._by_event.setdefault(name, [])
+            if not fits_note(one.name for one in (*declared, reaction)):
+                raise DefinitionError(f"the reactions to {name} have too long names together")
+            declared.append(reaction)
         self._shared_source = self._find_shared_source()
 
     def _find_shared_source(self) -> str:
@@ -161,11 +167,6 @@ class Registry:
             ]
             globs.update(emitting or [EVERYWHERE])
         return globs.pop() if len(globs) == 1 and not self._others else EVERYWHERE
-
-    @property
-    def has_resolvers(self) -> bool:
-        """Whether a target is computed, so that other code might compute another one."""
-        return any(callable(reaction.to) for reaction in self.reactions)
 
     @property
     def names(self) -> list[str]:
@@ -200,26 +201,56 @@ class Registry:
         return known
 
     def targets(self, event: Recorded[Any]) -> list[Correlated]:
-        """The targets that an event concerns, each once."""
-        found: dict[str, Correlated] = {}
+        """The targets that an event concerns, each once, with the reactions that it is told for."""
+        by_target: dict[str, list[Reaction]] = {}
+        raised: list[str] = []
         for reaction in self._by_event.get(event.name, ()):
-            target = self.target_of(reaction, event)
-            if target is None:
-                continue
+            try:
+                target = reaction.target(event)
+            except Exception:
+                target = event.stream
+                raised.append(reaction.name)
+            if target is not None:
+                by_target.setdefault(target, []).append(reaction)
+        found = []
+        for target, told in by_target.items():
             source = event.stream if target == event.stream else self._shared_source
-            known = found.get(target)
-            if known is None:
-                found[target] = Correlated(
-                    target, source, event.position, reaction.lane, reaction.priority
-                )
-        return list(found.values())
+            here = tuple(one.name for one in told)
+            others = (one for name, more in by_target.items() if name != target for one in more)
+            elsewhere = tuple(one.name for one in others)
+            failed = tuple(raised) if target == event.stream else ()
+            note = encode_note(Note(here, elsewhere, failed))
+            first = told[0]
+            found.append(
+                Correlated(target, source, event.position, first.lane, first.priority, note)
+            )
+        return found
 
-    def matching(self, event: Recorded[Any], target: str) -> list[Reaction]:
-        """The reactions to an event that belong to a target."""
+    def unreadable(self, stream: str, position: int, name: str) -> Correlated:
+        """Where an event goes that cannot be read: its own stream, for all reactions to it."""
+        names = tuple(reaction.name for reaction in self._by_event.get(name, ()))
+        note = encode_note(Note(names, (), names))  # what they say of it is not known
+        return Correlated(stream, stream, position, note=note)
+
+    def matching(self, event: Recorded[Any], target: str, note: str | None) -> list[Reaction]:
+        """The reactions to an event that its target was told of it for.
+
+        Without a note (workers of before gave none, and a reset may have taken it), it is the
+        reactions that have this target by now. So is it for reactions of other names, where the
+        event was told for one that is not declared any more: it may have been renamed.
+        """
+        declared = self._by_event.get(event.name, ())
+        told = decode_note(note)
+        if told is None:
+            return [one for one in declared if self.target_of(one, event) == target]
+        known = {one.name for one in declared}
+        renames = not known.issuperset(told.here)
+        named = {*told.here, *told.elsewhere}
         return [
-            reaction
-            for reaction in self._by_event.get(event.name, ())
-            if self.target_of(reaction, event) == target
+            one
+            for one in declared
+            if one.name in told.here
+            or (renames and one.name not in named and self.target_of(one, event) == target)
         ]
 
     @staticmethod
@@ -233,10 +264,6 @@ class Registry:
             return reaction.target(event)
         except Exception:
             return event.stream
-
-    def reactions_to(self, event: Recorded[Any]) -> Sequence[Reaction]:
-        """Every reaction to an event, whatever its target."""
-        return self._by_event.get(event.name, ())
 
     def retry_of(self, name: str) -> Retry:
         """How an event that cannot even be read is tried again: as its first reaction is."""

@@ -40,28 +40,21 @@ class Unit:
         self._app = app
         self._gathered: list[_Gathered] = []
         self._states: dict[tuple[type[Entity], str], Loaded[Any]] = {}
-        self._guards: list[str] = []
-        self._kept = (0, 0)
+        self._kept = 0
         self._kept_states: dict[tuple[type[Entity], str], Loaded[Any]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._gathered or self._guards)
+        return bool(self._gathered)
 
     def keep(self) -> None:
         """The event is handled: what it gathered stays."""
-        self._kept = len(self._gathered), len(self._guards)
+        self._kept = len(self._gathered)
         self._kept_states = dict(self._states)
 
     def take_back(self) -> None:
         """The event failed: what it gathered goes."""
-        gathered, guards = self._kept
-        del self._gathered[gathered:]
-        del self._guards[guards:]
+        del self._gathered[self._kept :]
         self._states = dict(self._kept_states)
-
-    def guard(self, stream: str) -> None:
-        """Let the unit be stored only if this stream is empty, which it is no more then."""
-        self._guards.append(stream)
 
     def load(self, kind: type[EntityT], entity_id: str) -> Operation[Loaded[EntityT]]:
         """An entity as it will be when the unit is stored."""
@@ -124,11 +117,7 @@ class Unit:
         by_stream: dict[str, list[Any]] = {}
         for gathered in self._gathered:
             by_stream.setdefault(gathered.stream, []).append(gathered.message)
-        guards = [
-            CommitAppend(stream=stream, messages=[{"name": "$adopted"}], if_none_match="*")
-            for stream in self._guards
-        ]
-        return guards + [
+        return [
             CommitAppend(stream=stream, messages=messages, auto_create=True)
             for stream, messages in by_stream.items()
         ]

@@ -33,12 +33,12 @@ from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
 from fencepost.events import tracing
 from fencepost.events.awaiting import WatchedContext, check_plain
+from fencepost.events.correlating import Correlating, make_group
 from fencepost.events.correlators import correlating_in_task, correlating_in_thread
 from fencepost.events.deciding import Deciding
 from fencepost.events.declarations import Declarations
 from fencepost.events.errors import DefinitionError, SettleTimeoutError
 from fencepost.events.reactions import (
-    Correlating,
     Drain,
     Handled,
     Invoke,
@@ -46,7 +46,6 @@ from fencepost.events.reactions import (
     fetch,
     handle,
     lost,
-    make_group,
 )
 from fencepost.events.registry import Breadcrumb, Reaction
 from fencepost.events.sync.contexts import Context
@@ -163,12 +162,6 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     """Leases that another process has claimed, for this one to handle."""
 
     leases: list[Lease]
-    noted: list[tuple[int, int]] = []
-    """Pieces of the log whose targets that process noted, with the resolvers of this app."""
-
-
-def _handed_over(drain: Drain, given: Given) -> None:
-    drain.correlating.noted_by_others(given.noted)
 
 
 def _still_held(leases: list[Lease], renewed: list[RenewedItem]) -> list[Lease]:
@@ -259,10 +252,6 @@ async def async_work_app(
         drain = _async_drain(driver, staff, threads, staff.app.tell)
         await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
         breaker = Breaker()
-        if staff.app.registry.has_resolvers:
-            # What workers with other resolvers have noted is finished before more is noted.
-            first = msgspec.structs.replace(staff.options, until_idle=True)
-            await _async_leases(driver, group, drain, first, breaker, stopping)
         async with correlating_in_task(driver, drain.correlating):
             await _async_leases(driver, group, drain, staff.options, breaker, stopping)
 
@@ -323,7 +312,6 @@ async def async_settle(
             await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
             wait_ms = 0
             while True:
-                # What was noted before, perhaps by other code, is finished before more is noted.
                 chosen = msgspec.structs.replace(
                     staff.options, until_idle=True, idle_wait_ms=wait_ms
                 )
@@ -379,7 +367,6 @@ async def async_work_given(
     count = max(1, len(given.leases))
     with _threads(count) as threads:
         drain = _async_drain(driver, staff, threads, tally)
-        _handed_over(drain, given)
         options = msgspec.structs.replace(staff.options, until_idle=True, streams=count)
         await _async_leases(driver, _AsyncHandOver(group, given.leases), drain, options, None, None)
     return Settled(leases=tally.acked)
@@ -408,10 +395,6 @@ def work_app(driver: Driver, group: Group, staff: Staff, stopping: threading.Eve
     drain = _sync_drain(driver, staff, staff.app.tell)
     driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
     breaker = Breaker()
-    if staff.app.registry.has_resolvers:
-        # What workers with other resolvers have noted is finished before more is noted.
-        first = msgspec.structs.replace(staff.options, until_idle=True)
-        _sync_leases(driver, group, drain, first, breaker, stopping)
     with correlating_in_thread(driver, drain.correlating):
         _sync_leases(driver, group, drain, staff.options, breaker, stopping)
 
@@ -472,7 +455,6 @@ def settle(
         driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
         wait_ms = 0
         while True:
-            # What was noted before, perhaps by other code, is finished before more is noted.
             chosen = msgspec.structs.replace(staff.options, until_idle=True, idle_wait_ms=wait_ms)
             acked = tally.acked
             due_ms = _sync_leases(driver, group, drain, chosen, None, None)
@@ -522,7 +504,6 @@ def work_given(driver: Driver, group: Group, staff: Staff, given: Given) -> Sett
     """Handle leases that another process claimed, all of them side by side, and nothing else."""
     tally = Tally(staff.app.tell)
     drain = _sync_drain(driver, staff, tally)
-    _handed_over(drain, given)
     options = msgspec.structs.replace(
         staff.options, until_idle=True, streams=max(1, len(given.leases))
     )

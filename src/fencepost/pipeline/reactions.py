@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from fencepost.client.groups import Lease
 from fencepost.client.sync import Client
-from fencepost.events.reactions import Correlating, make_group
+from fencepost.events.correlating import Correlating, make_group
 from fencepost.events.working import Given
 from fencepost.pipeline.connection import Connection, connection_of
 from fencepost.pipeline.errors import OptionError, PipelineError
@@ -64,7 +64,6 @@ class _Round(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     pieces: list[bytes]
     """The leases of each task, by its number."""
-    noted: list[tuple[int, int]]
 
 
 def drain(
@@ -103,7 +102,6 @@ def drain(
         while not stop.is_set():
             leases, is_due = claims.next()
             if not leases:
-                # What was noted before is finished before more is noted.
                 if not claims.note() and not is_due and not follow:
                     break
                 continue
@@ -166,7 +164,6 @@ class _Claims:
             connection=connection,
             worker=self._worker,
             pieces=[msgspec.msgpack.encode(piece) for piece in pieces],
-            noted=self._correlating.noted,
         )
 
 
@@ -199,7 +196,7 @@ async def _work(round_: _Round, number: int) -> int:
         round_.connection.async_client() as client,
         found.open(client) as opened,
     ):
-        given = Given(leases=leases, noted=round_.noted)
+        given = Given(leases=leases)
         return (await opened.work_given(given, worker=round_.worker)).leases
 
 

@@ -131,11 +131,12 @@ class GivenApp:
             snapshots=False,
         )
         unit = _GivenUnit(deciding, self._streams)
-        self.targets = [found.target for found in registry.targets(recorded)]
+        told = registry.targets(recorded)
+        self.targets = [found.target for found in told]
         try:
-            for target in self.targets:
-                for reaction in registry.matching(recorded, target):
-                    _run(reaction.handler, recorded, unit, target, self._app.name)
+            for found in told:
+                for reaction in registry.matching(recorded, found.target, found.note):
+                    _run(reaction.handler, recorded, unit, found.target, self._app.name)
         except Exception as error:
             self.error = error
             return self

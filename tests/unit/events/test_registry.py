@@ -58,15 +58,15 @@ def test_reactions_with_one_target_are_one_piece_of_work() -> None:
     registry = app_of("all", "all", None).registry
 
     assert [found.target for found in registry.targets(PLACED)] == ["all", "orders/7"]
-    assert [found.name for found in registry.matching(PLACED, "all")] == ["r0", "r1"]
-    assert [found.name for found in registry.matching(PLACED, "orders/7")] == ["r2"]
+    assert [found.name for found in registry.matching(PLACED, "all", None)] == ["r0", "r1"]
+    assert [found.name for found in registry.matching(PLACED, "orders/7", None)] == ["r2"]
 
 
 def test_a_resolver_that_raises_sends_its_event_to_the_events_own_stream() -> None:
     registry = app_of(lambda event: event.data.nothing).registry
 
     assert [found.target for found in registry.targets(PLACED)] == ["orders/7"]
-    assert [found.name for found in registry.matching(PLACED, "orders/7")] == ["r0"]
+    assert [found.name for found in registry.matching(PLACED, "orders/7", None)] == ["r0"]
 
 
 def test_only_streams_of_the_app_concern_it() -> None:

@@ -9,12 +9,12 @@ from fencepost.client.aio.client import AsyncClient
 from fencepost.client.errors import ConflictError
 from fencepost.events import closing
 from fencepost.events.closing import Archive, ClosedBooks, Closing, Period, Policy, Then
+from fencepost.events.correlating import Correlating
 from fencepost.events.deciding import Deciding
 from fencepost.events.declarations import Declarations
 from fencepost.events.errors import ArchiveError, ConcurrencyError
 from fencepost.events.projections.projecting import registry_of
 from fencepost.events.projections.working import async_in_thread
-from fencepost.events.reactions import Correlating
 from fencepost.events.registry import Breadcrumb
 from fencepost.events.types import Entity
 
@@ -152,7 +152,7 @@ class AsyncBooks:
             correlating.append(Correlating(settings, app.name, app.registry))
         for projection in app.projections.values():
             registry = registry_of(app, projection)
-            correlating.append(Correlating(settings, projection.group, registry))
+            correlating.append(Correlating(settings, projection.group, registry, notes=False))
         return Closing(
             deciding=self._deciding,
             correlating=correlating,

@@ -21,10 +21,10 @@ from fencepost.client.groups import Lease, LeaseAck
 from fencepost.client.operations import log_head
 from fencepost.client.sync.connections import Driver
 from fencepost.client.sync.groups import Group
+from fencepost.events.correlating import Correlating, make_group
 from fencepost.events.correlators import correlating_in_task, correlating_in_thread
 from fencepost.events.errors import SettleTimeoutError
 from fencepost.events.projections.projecting import Projecting, handle_lease
-from fencepost.events.reactions import Correlating, make_group
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def _stopped(name: str, breaker: Breaker, error: Exception) -> None:
 
 
 def _correlating(run: Projecting) -> Correlating:
-    return Correlating(run.settings, run.projection.group, run.registry)
+    return Correlating(run.settings, run.projection.group, run.registry, notes=False)
 
 
 # With tasks
