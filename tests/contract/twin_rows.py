@@ -174,6 +174,7 @@ TABLES = [
     "truncations",
     "subscriptions",
     "links",
+    "partial_subscriptions",
     "secrets",
     "writers",
     "writer_history",

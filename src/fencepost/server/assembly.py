@@ -40,7 +40,7 @@ from fencepost.server.origins import Origins
 from fencepost.server.routes import Handlers
 from fencepost.server.settings import ServerSettings
 from fencepost.server.subscriptions.cluster import LedSubscriptions, OwnSubscriptions, open_parts
-from fencepost.server.subscriptions.engine import Readers
+from fencepost.server.subscriptions.links import Readers
 from fencepost.server.tails import Tails
 from fencepost.store.opener import AnyStoreSettings, Opened, open_store
 

@@ -216,6 +216,15 @@ class LiveStream(NamedTuple):
     tail: Offset
 
 
+class StoredSubscriptions(NamedTuple):
+    """What a store has of subscriptions."""
+
+    subscriptions: list[Subscription]
+    next_id: int
+    partial: list[int]
+    """Those of which only links are there: they never came to be, or are gone."""
+
+
 class SubscriptionStore(Protocol):
     """Subscriptions, their wakes and their cursors, kept beside the streams they watch.
 
@@ -228,15 +237,23 @@ class SubscriptionStore(Protocol):
         """Tell `watcher` of what is being decided, and `published` of what is durable."""
         ...
 
-    def load(self) -> tuple[list[Subscription], int]:
-        """All subscriptions as on disk, with their streams' tails, and the next one's number.
+    def load(self) -> StoredSubscriptions:
+        """All subscriptions as on disk, with their streams' tails.
 
         A cursor whose stream is gone is left out, or at its start when the link is explicit.
         """
         ...
 
+    def begin(self, subscription_id: int) -> None:
+        """Note that links of a subscription come, or are left, without itself."""
+        ...
+
+    def end(self, subscription_id: int) -> None:
+        """Note that this is over: it is there with its links, or none of them is left."""
+        ...
+
     def insert(self, subscription: Subscription) -> None:
-        """Write a new subscription with all its links."""
+        """Write a new subscription without its links."""
         ...
 
     def save_wake(self, subscription: Subscription) -> None:
@@ -244,7 +261,7 @@ class SubscriptionStore(Protocol):
         ...
 
     def delete(self, subscription: Subscription) -> None:
-        """Remove a subscription with all its links."""
+        """Remove a subscription without its links."""
         ...
 
     def save_link(self, subscription: Subscription, link: Link) -> None:
@@ -253,6 +270,14 @@ class SubscriptionStore(Protocol):
 
     def delete_link(self, subscription: Subscription, path: str) -> None:
         """Remove a link."""
+        ...
+
+    def delete_links(self, subscription_id: int, count: int | None = None) -> None:
+        """Remove so many of its links, or all of them."""
+        ...
+
+    async def has_links(self, subscription_id: int) -> bool:
+        """Whether any of its links is on disk."""
         ...
 
     async def expect(self, paths: Iterable[str]) -> None:

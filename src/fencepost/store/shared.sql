@@ -58,6 +58,9 @@ SELECT id, name, config, base_url, created_ms, generation, wake_id, holder, leas
        next_attempt_ms, snapshot, principal
 FROM subscriptions ORDER BY id
 
+-- name: load_partial
+SELECT id FROM partial_subscriptions ORDER BY id
+
 -- Lists
 
 -- name: candidate_paths

@@ -28,8 +28,9 @@ from fencepost.server.forwarding import (
 )
 from fencepost.server.handlers.rendering import failed
 from fencepost.server.subscriptions.bodies import error
-from fencepost.server.subscriptions.engine import Engine, Readers
+from fencepost.server.subscriptions.engine import Engine
 from fencepost.server.subscriptions.http import SubscriptionHandler, SubscriptionHandlers, show_keys
+from fencepost.server.subscriptions.links import Readers
 from fencepost.server.subscriptions.registry import Counts, Registry
 from fencepost.server.subscriptions.security import (
     KEY_BYTES,

@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from fencepost.clock import Clock
 from fencepost.protocol.offsets import START, Offset
-from fencepost.protocol.shares import LINKS, SUBSCRIPTIONS, Shares, decide_shares
+from fencepost.protocol.shares import Shares
 from fencepost.protocol.subscriptions import (
     PULL_WAKE,
     WEBHOOK,
@@ -29,7 +29,6 @@ from fencepost.protocol.subscriptions import (
     AlreadyClaimed,
     BadAck,
     Claimed,
-    Config,
     Fenced,
     Link,
     NothingPending,
@@ -46,17 +45,8 @@ from fencepost.protocol.subscriptions import (
     decide_wake,
     snapshot_acks,
 )
-from fencepost.server.subscriptions.registry import (
-    Acked,
-    ConfigConflict,
-    Counts,
-    Made,
-    Registry,
-    Scan,
-    Timers,
-    TooMany,
-    WakeName,
-)
+from fencepost.server.subscriptions.links import Links, Readers
+from fencepost.server.subscriptions.registry import Acked, Counts, Registry, Timers, WakeName
 from fencepost.server.subscriptions.security import SigningKey, Token, Tokens
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.server.subscriptions.webhooks import (
@@ -67,14 +57,11 @@ from fencepost.server.subscriptions.webhooks import (
     Webhooks,
     shown_streams,
 )
-from fencepost.store.contract import Failed, Failure, LiveStream, Published, SubscriptionStore
+from fencepost.store.contract import Failure, LiveStream, Published, SubscriptionStore
 
 log = logging.getLogger(__name__)
 
 WAKE_ID_BYTES = 12
-
-Readers = Callable[[str], Callable[[str], bool]]
-"""What the owner of a subscription may read, by its name."""
 
 
 class Engine:
@@ -94,7 +81,6 @@ class Engine:
         shares: Shares | None = None,
     ) -> None:
         self._store = store
-        self._shares = shares or Shares()
         self._readers = readers
         self._clock = clock
         self._settings = settings
@@ -104,11 +90,14 @@ class Engine:
         self.registry = Registry()
         self._timers = Timers()
         self._changed = asyncio.Event()
-        self._scans: list[Scan] = []
+        links = self._links = Links(
+            self, store, settings, readers=readers, shares=shares or Shares()
+        )
+        self.create, self.delete = links.create, links.delete
+        self.link, self.unlink = links.link, links.unlink
         self._deliveries = Deliveries(
             self, store, clock, settings, webhooks=webhooks, signing=signing
         )
-        self._next_id = 1
         self._calm_until_ms = 0
         self._started_ms = store.tick()
         self._started_monotonic_ms = clock.monotonic_ms()
@@ -116,7 +105,8 @@ class Engine:
         store.watch(self, self._published)
 
     def _load(self) -> None:
-        subscriptions, self._next_id = self._store.load()
+        subscriptions, next_id, partial = self._store.load()
+        self._links.loaded(next_id, partial)
         self.registry = Registry()
         self._timers.clear()
         self._deliveries.forget()
@@ -144,7 +134,7 @@ class Engine:
     @property
     def is_scanning(self) -> bool:
         """Whether a new subscription is looking for the streams that exist."""
-        return bool(self._scans)
+        return bool(self._links.scans)
 
     @property
     def deliveries_count(self) -> int:
@@ -159,63 +149,9 @@ class Engine:
     async def durable(self) -> Failure | None:
         return await self._store.durable()
 
-    async def create(
-        self, name: str, config: Config, base_url: str, owner: str = ""
-    ) -> Made | ConfigConflict | TooMany | Failure:
-        """Make a subscription, its links to existing streams at their tails in the same commit."""
-        scan = Scan()
-        self._scans.append(scan)
-        try:
-            # What was decided before is on disk after this, what is decided from now on is in
-            # `scan`: between them no stream is missed.
-            failure = await self._store.durable()
-            if failure is not None:
-                return failure
-            found: list[LiveStream] = []
-            created_ms = self._store.tick()
-            draft = Subscription(
-                0, name, config, base_url=base_url, created_ms=created_ms, owner=owner
-            )
-            if self._readers is not None:
-                draft.restrict(self._readers(owner))
-            if draft.glob is not None and self.registry.find(name) is None:
-                found = await self._store.live_streams(draft.glob.prefix, draft.matches)
-            await self._store.expect(filter(None, (*config.streams, config.wake_stream)))
-        finally:
-            self._scans.remove(scan)
-        if scan.void:
-            return Failed(full=False)
-        existing = self.registry.find(name)
-        if existing is not None:
-            same = existing.config.digest() == config.digest() and existing.owner == owner
-            return Made(existing, created=False) if same else ConfigConflict()
-        if len(self.registry) >= self._settings.subscriptions_max:
-            return TooMany("subscriptions_max", self._settings.subscriptions_max)
-        refused = self._past_share(
-            owner, subscriptions=1, links=len(found) + len(scan.created) + len(config.streams)
-        )
-        if refused is not None:
-            return refused
-        draft.id = self._next_id
-        self._next_id += 1
-        self._link_existing(draft, scan, found)
-        self.registry.add(draft)
-        self._store.insert(draft)
-        return Made(draft, created=True)
-
-    def _past_share(self, owner: str, *, links: int, subscriptions: int = 0) -> TooMany | None:
-        """Why a principal may not take so much more; None when it may."""
-        if not owner:
-            return None
-        registry = self.registry
-        used = {SUBSCRIPTIONS: registry.owned[owner], LINKS: registry.followed[owner]}
-        more = {SUBSCRIPTIONS: subscriptions, LINKS: links}
-        refused = decide_shares(self._shares, used, more)
-        return None if refused is None else TooMany(*refused)
-
     def _has_room(self, subscription: Subscription) -> bool:
         """Whether a subscription may follow a stream that comes: its maker is not refused it."""
-        if self._past_share(subscription.owner, links=1) is None:
+        if self._links.past_share(subscription.owner, links=1) is None:
             return True
         if not self.counts.unfollowed:
             log.warning(
@@ -226,76 +162,6 @@ class Engine:
             )
         self.counts.unfollowed += 1
         return False
-
-    def _link_existing(self, draft: Subscription, scan: Scan, found: list[LiveStream]) -> None:
-        for path, stream_id, tail in scan.streams(found, draft.matches):
-            draft.links[path] = Link(
-                path, explicit=False, glob=True, stream_id=stream_id, acked=tail, tail=tail
-            )
-        for path in draft.config.streams:
-            draft.links[path] = self._explicit(draft, scan, path)
-
-    def _explicit(self, subscription: Subscription, scan: Scan, path: str) -> Link:
-        """An explicit link to `path`, which takes over the cursor of one by pattern."""
-        link = subscription.links.get(path)
-        if link is not None:
-            link.explicit = True
-            return link
-        live = scan.at(path, self._store.find_stream(path))
-        link = Link(path, explicit=True, glob=subscription.matches(path))
-        if live is not None:
-            link.stream_id = live.id
-            link.acked = link.tail = live.tail
-        return link
-
-    def delete(self, subscription: Subscription) -> None:
-        """End a subscription; its workers are refused from now on."""
-        self.registry.remove(subscription)
-        self._store.delete(subscription)
-
-    async def link(
-        self, subscription: Subscription, paths: Iterable[str]
-    ) -> TooMany | Failed | None:
-        """Watch more streams, from their tails on."""
-        wanted = dict.fromkeys(paths)
-        scan = Scan()
-        self._scans.append(scan)
-        try:
-            await self._store.expect(wanted)
-        finally:
-            self._scans.remove(scan)
-        if scan.void or not self.registry.holds(subscription):
-            return Failed(full=False)
-        explicit = sum(link.explicit for link in subscription.links.values())
-        added = [
-            path
-            for path in wanted
-            if path not in subscription.links or not subscription.links[path].explicit
-        ]
-        if explicit + len(added) > self._settings.explicit_streams_max:
-            return TooMany("explicit_streams_max", self._settings.explicit_streams_max)
-        more = sum(path not in subscription.links for path in added)
-        refused = self._past_share(subscription.owner, links=more)
-        if refused is not None:
-            return refused
-        for path in added:
-            link = self._explicit(subscription, scan, path)
-            self.registry.link(subscription, link)
-            self._store.save_link(subscription, link)
-        return None
-
-    def unlink(self, subscription: Subscription, path: str) -> None:
-        """No longer watch a stream by name; a pattern that matches it still does."""
-        link = subscription.links.get(path)
-        if link is None or not link.explicit:
-            return
-        link.explicit = False
-        link.glob = link.stream_id is not None and subscription.matches(path)
-        if link.glob:
-            self._store.save_link(subscription, link)
-        else:
-            self.registry.unlink(subscription, path)
-            self._store.delete_link(subscription, path)
 
     def claim(
         self, subscription: Subscription, worker: str
@@ -369,7 +235,7 @@ class Engine:
     # What the store tells: `created` and `removed` join the commit that makes or ends the stream
 
     def created(self, stream_id: int, path: str, start: Offset) -> None:
-        for scan in self._scans:
+        for scan in self._links.scans:
             scan.created[stream_id] = LiveStream(path, stream_id, start)
         for subscription in self.registry.matching(path):
             if path not in subscription.links and self._has_room(subscription):
@@ -390,7 +256,7 @@ class Engine:
                 self._save(subscription)
 
     def removed(self, stream_id: int, path: str) -> None:
-        for scan in self._scans:
+        for scan in self._links.scans:
             scan.removed.add(stream_id)
         for subscription in self.registry.watching(path):
             link = subscription.links[path]
@@ -407,15 +273,13 @@ class Engine:
 
     def reset(self) -> None:
         log.warning("a commit failed: subscriptions are loaded again from disk")
-        for scan in self._scans:
-            scan.void = True
         self._calm_until_ms = self.now_ms() + self._settings.calm_ms
         self._load()
 
     def _published(self, changes: Sequence[Published]) -> None:
-        for scan in self._scans:
+        for scan in self._links.scans:
             scan.tails.update((info.id, info.tail) for info, *_ in changes)
-        if not len(self.registry):
+        if not self.registry.has_links:
             return
         for info, _, _, gone in changes:
             if gone:
@@ -432,8 +296,14 @@ class Engine:
 
     # Wakes
 
+    def woken(self, subscription: Subscription) -> None:
+        if self._consider(subscription):
+            self._save(subscription)
+
     def _consider(self, subscription: Subscription) -> bool:
         """Wake an idle subscription that has pending work; true when that changed its wake."""
+        if not self.registry.holds(subscription):
+            return False  # it is not there yet, or not any more
         if not subscription.wake.is_idle or not subscription.pending:
             self.schedule(subscription)
             return False
@@ -545,7 +415,10 @@ class Engine:
 
     async def run(self) -> None:
         """Keep time and deliver until cancelled; deliveries under way end with it."""
-        await self._deliveries.run(self._keep_time)
+        async with asyncio.TaskGroup() as group:
+            sweeping = group.create_task(self._links.sweep())
+            await self._deliveries.run(self._keep_time)
+            sweeping.cancel()
 
     async def _keep_time(self) -> None:
         while True:

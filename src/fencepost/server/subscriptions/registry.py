@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.subscriptions import Link, Subscription
-from fencepost.store.contract import LiveStream
+from fencepost.store.contract import Failed, LiveStream
 
 K = TypeVar("K")
 
@@ -51,6 +51,11 @@ class Registry:
         """Whether this very record is current: neither deleted nor loaded anew since."""
         return self._by_id.get(subscription.id) is subscription
 
+    @property
+    def has_links(self) -> bool:
+        """Whether any stream is followed, also by one that is not made yet."""
+        return bool(self._by_path)
+
     def watching(self, path: str) -> tuple[Subscription, ...]:
         """The subscriptions that are linked to the stream at `path`."""
         return self._by_path.get(path, ())
@@ -69,31 +74,32 @@ class Registry:
 
     def add(self, subscription: Subscription) -> None:
         """Take in a subscription with all its links."""
+        self.enter(subscription)
+        self.followed[subscription.owner] += len(subscription.links)
+        for path in subscription.links:
+            self._by_path[path] = (*self.watching(path), subscription)
+
+    def enter(self, subscription: Subscription) -> None:
+        """Take in a subscription, beside the links that are here already."""
         self._by_name[subscription.name] = subscription
         self._by_id[subscription.id] = subscription
         self.owned[subscription.owner] += 1
-        self.followed[subscription.owner] += len(subscription.links)
         if subscription.glob is not None:
             self._by_segment.setdefault(_segment(subscription), []).append(subscription)
         wake_stream = subscription.config.wake_stream
         if wake_stream is not None:
             self._by_wake_stream.setdefault(wake_stream, []).append(subscription)
-        for path in subscription.links:
-            self._by_path[path] = (*self.watching(path), subscription)
 
-    def remove(self, subscription: Subscription) -> None:
-        """Forget a subscription."""
+    def leave(self, subscription: Subscription) -> None:
+        """Forget a subscription; its links are still here, and mean nothing."""
         del self._by_name[subscription.name]
         del self._by_id[subscription.id]
         self.owned[subscription.owner] -= 1
-        self.followed[subscription.owner] -= len(subscription.links)
         if subscription.glob is not None:
             _take(self._by_segment, _segment(subscription), subscription)
         wake_stream = subscription.config.wake_stream
         if wake_stream is not None:
             _take(self._by_wake_stream, wake_stream, subscription)
-        for path in subscription.links:
-            self._unwatch(subscription, path)
 
     def link(self, subscription: Subscription, link: Link) -> None:
         """Add a link, or put one in the place of the old."""
@@ -102,6 +108,13 @@ class Registry:
             self.followed[subscription.owner] += 1
         subscription.links[link.path] = link
         subscription.note(link)
+
+    def drop(self, subscription: Subscription, paths: Iterable[str]) -> None:
+        """Tell no more of these streams to a subscription that has left."""
+        for path in paths:
+            if subscription in self.watching(path):
+                self.followed[subscription.owner] -= 1
+                self._unwatch(subscription, path)
 
     def unlink(self, subscription: Subscription, path: str) -> None:
         """Remove a link."""
@@ -151,6 +164,14 @@ class Scan:
         for live in created.values():
             if live.id not in self.removed:
                 yield self._now(live)
+
+    def failure(self) -> Failed | None:
+        """Why nothing may stand on this look; None when it is good."""
+        return Failed(full=False) if self.void else None
+
+    def now(self, found: Iterable[LiveStream]) -> list[LiveStream]:
+        """Those of the streams `found` that are there now, with their tails now."""
+        return [self._now(live) for live in found if live.id not in self.removed]
 
     def at(self, path: str, live: LiveStream | None) -> LiveStream | None:
         """The stream at `path` now, given the one that was found there."""

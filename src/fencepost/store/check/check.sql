@@ -69,6 +69,9 @@ SELECT stream, start_bytes, count(*) FROM keys
 WHERE stream <> 0 AND tail_bytes > start_bytes
 GROUP BY stream, start_bytes HAVING count(*) > 1
 
+-- name: partial_subscriptions
+SELECT id FROM partial_subscriptions
+
 -- name: subscriptions
 SELECT id, name, config, snapshot FROM subscriptions ORDER BY id
 

@@ -392,8 +392,12 @@ class Checker:
                 )
         self._report.counts["subscriptions"] = count
         tails = self._tails_behind()
+        partial: set[object] = set()
+        if "partial_subscriptions" in self._tables:
+            partial = {row[0] for row in self._rows("partial_subscriptions")}
         for row in self._rows("links"):
-            self._check_link(row, tails.get(row[3]))
+            if row[0] not in partial:
+                self._check_link(row, tails.get(row[3]))
         for name, size in self._rows("secrets"):
             if size == 0:
                 self._report.add("secret_empty", f"secret {name}", "it has no value")

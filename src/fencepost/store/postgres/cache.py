@@ -68,6 +68,7 @@ _NOT_IN_A_LEDGER = frozenset(
         *("stir", "take_lead", "leave_lead", "save_secret", "save_followed", "save_bucket"),
         *("insert_subscription", "save_wake", "delete_subscription"),
         *("delete_links", "save_link", "delete_link"),
+        *("begin_partial", "end_partial", "delete_some_links"),
     }
 )
 """Statements, beside the rows of streams, producers, keys and the log, that leave the ledgers of

@@ -22,7 +22,7 @@ from fencepost.protocol.offsets import START
 from fencepost.protocol.streams import Stream
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.store import records
-from fencepost.store.contract import Failure, LiveStream, Published, Watcher
+from fencepost.store.contract import Failure, LiveStream, Published, StoredSubscriptions, Watcher
 from fencepost.store.postgres.cluster.feed import Turn
 from fencepost.store.postgres.cluster.term import Following, Term
 from fencepost.store.postgres.driver.connection import PostgresConnection
@@ -114,7 +114,7 @@ class PostgresSubscriptions:
         self._open = _Stretch()
         self._is_scheduled = False
         self._under_way = 0
-        self._loaded: tuple[list[Subscription], int] = ([], 1)
+        self._loaded = StoredSubscriptions([], 1, [])
         self._expected: dict[str, Stream] = {}
         self._paths: dict[int, str] = {}  # of the streams that links are to
         self._takes = _WakeStreams()
@@ -127,7 +127,7 @@ class PostgresSubscriptions:
 
     async def prepare(self) -> None:
         """Read everything that `load` returns."""
-        rows, links, last, followed = await self._store.readers.run(_load)
+        rows, links, last, followed, parts = await self._store.readers.run(_load)
         [(self._saved, _)] = followed
         self._following.turn = self._saved
         found = records.subscriptions_from_rows(rows, links)
@@ -135,12 +135,13 @@ class PostgresSubscriptions:
             one.config.wake_stream for one in found if one.config.wake_stream is not None
         }
         await self._look_at_wake_streams()
-        self._loaded = (found, last[0][0] + 1 if last else 1)
+        partial = [row[0] for row in parts]
+        self._loaded = StoredSubscriptions(found, last[0][0] + 1 if last else 1, partial)
         for subscription in found:
             for link in subscription.links.values():
                 self._note(link)
 
-    def load(self) -> tuple[list[Subscription], int]:
+    def load(self) -> StoredSubscriptions:
         return self._loaded
 
     async def expect(self, paths: Iterable[str]) -> None:
@@ -217,15 +218,31 @@ class PostgresSubscriptions:
         wake_stream = subscription.config.wake_stream
         if wake_stream is not None:
             self._takes.note(wake_stream, self._expected.get(wake_stream))
-        for link in subscription.links.values():
-            self.save_link(subscription, link)
+
+    def begin(self, subscription_id: int) -> None:
+        self._write("begin_partial", subscription_id)
+
+    def end(self, subscription_id: int) -> None:
+        self._write("end_partial", subscription_id)
 
     def save_wake(self, subscription: Subscription) -> None:
         self._write("save_wake", *records.wake_columns(subscription.wake), subscription.id)
 
     def delete(self, subscription: Subscription) -> None:
         self._write("delete_subscription", subscription.id)
-        self._write("delete_links", subscription.id)
+
+    def delete_links(self, subscription_id: int, count: int | None = None) -> None:
+        if count is None:
+            self._write("delete_links", subscription_id)
+        else:
+            self._write("delete_some_links", subscription_id, count)
+
+    async def has_links(self, subscription_id: int) -> bool:
+        return bool(
+            await self._store.readers.run(
+                lambda connection: connection.fetch("has_links", (subscription_id,))
+            )
+        )
 
     def save_link(self, subscription: Subscription, link: Link) -> None:
         self._note(link)
@@ -316,13 +333,14 @@ class PostgresSubscriptions:
         return None if self._term.over.is_set() else turn
 
 
-def _load(connection: PostgresConnection) -> tuple[list[Row], list[Row], list[Row], list[Row]]:
+def _load(connection: PostgresConnection) -> tuple[list[Row], ...]:
     with connection:
         return (
             connection.fetch("load_subscriptions"),
             connection.fetch("load_links"),
             connection.fetch("last_subscription"),
             connection.fetch("find_followed"),
+            connection.fetch("load_partial"),
         )
 
 

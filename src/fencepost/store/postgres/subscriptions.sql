@@ -24,6 +24,21 @@ DELETE FROM subscriptions WHERE id = $1
 -- name: delete_links
 DELETE FROM links WHERE subscription = $1
 
+-- name: begin_partial
+-- The number is noted as well, as that of a whole one is.
+WITH noted AS (UPDATE counters SET last_subscription = greatest(last_subscription, $1))
+INSERT INTO partial_subscriptions (id) VALUES ($1) ON CONFLICT DO NOTHING
+
+-- name: end_partial
+DELETE FROM partial_subscriptions WHERE id = $1
+
+-- name: has_links
+SELECT 1 FROM links WHERE subscription = $1 LIMIT 1
+
+-- name: delete_some_links
+DELETE FROM links WHERE subscription = $1
+    AND path IN (SELECT path FROM links WHERE subscription = $1 ORDER BY path LIMIT $2)
+
 -- name: save_link
 -- When a link is given several times, the last one counts.
 INSERT INTO links (subscription, path, explicit, glob, stream, acked_messages, acked_bytes)
@@ -50,5 +65,6 @@ WHERE state < 2 AND state = 0 AND path >= $1 AND ($2::text IS NULL OR path < $2)
 -- All cursors with the tails of their streams. A link whose stream has gone has no tail.
 SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_bytes, s.id,
        s.tail_messages, s.tail_bytes
-FROM links l LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
+FROM links l JOIN subscriptions u ON u.id = l.subscription
+LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
 ORDER BY l.subscription, l.path

@@ -262,9 +262,14 @@ class SqliteStore(WriteFront):
 
     async def durable(self) -> Failure | None:
         """Wait until everything decided so far is on disk."""
-        done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
-        self.commits.after(done.set_result)
-        return await done
+        told: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+
+        def answer(failure: Failure | None) -> None:
+            if not told.done():  # a request whose client has left waits no longer
+                told.set_result(failure)
+
+        self.commits.after(answer)
+        return await told
 
     async def read(
         self, info: StreamInfo, after: Offset, *, bytes_max: int

@@ -14,7 +14,14 @@ from fencepost.protocol.appends import Append
 from fencepost.protocol.offsets import START
 from fencepost.protocol.subscriptions import Link, Subscription
 from fencepost.store import records
-from fencepost.store.contract import Failure, LiveStream, Published, StreamInfo, Watcher
+from fencepost.store.contract import (
+    Failure,
+    LiveStream,
+    Published,
+    StoredSubscriptions,
+    StreamInfo,
+    Watcher,
+)
 from fencepost.store.sql import Row
 from fencepost.store.sqlite.store import SqliteStore
 from fencepost.store.write.ledger_group import LedgerGroup
@@ -40,12 +47,15 @@ class SqliteSubscriptions:
 
     # Reading
 
-    def load(self) -> tuple[list[Subscription], int]:
+    def load(self) -> StoredSubscriptions:
         found = records.subscriptions_from_rows(
             self._fetch("load_subscriptions"), self._fetch("load_links")
         )
         last = self._fetch("last_subscription")
-        return found, (last[0][0] + 1 if last else 1)
+        partial = [row[0] for row in self._fetch("load_partial")]
+        return StoredSubscriptions(
+            found, max([0, *(last[0] if last else ()), *partial]) + 1, partial
+        )
 
     async def expect(self, paths: Iterable[str]) -> None:
         """The ledger finds every stream at once."""
@@ -87,15 +97,32 @@ class SqliteSubscriptions:
 
     def insert(self, subscription: Subscription) -> None:
         self._write("insert_subscription", *records.subscription_columns(subscription))
-        for link in subscription.links.values():
-            self.save_link(subscription, link)
+
+    def begin(self, subscription_id: int) -> None:
+        self._write("begin_partial", subscription_id)
+
+    def end(self, subscription_id: int) -> None:
+        self._write("end_partial", subscription_id)
 
     def save_wake(self, subscription: Subscription) -> None:
         self._write("save_wake", *records.wake_columns(subscription.wake), subscription.id)
 
     def delete(self, subscription: Subscription) -> None:
         self._write("delete_subscription", subscription.id)
-        self._write("delete_links", subscription.id)
+
+    def delete_links(self, subscription_id: int, count: int | None = None) -> None:
+        if count is None:
+            self._write("delete_links", subscription_id)
+        else:
+            self._write("delete_some_links", subscription_id, count)
+            self._group.bytes += count * ROW_BYTES
+
+    async def has_links(self, subscription_id: int) -> bool:
+        return bool(
+            await self._store.readers.run(
+                lambda connection: connection.fetch("has_links", (subscription_id,))
+            )
+        )
 
     def save_link(self, subscription: Subscription, link: Link) -> None:
         self._write("save_link", *records.link_columns(subscription, link))

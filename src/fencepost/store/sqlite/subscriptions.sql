@@ -22,6 +22,19 @@ DELETE FROM subscriptions WHERE id = ?
 -- name: delete_links
 DELETE FROM links WHERE subscription = ?
 
+-- name: begin_partial
+INSERT INTO partial_subscriptions (id) VALUES (?) ON CONFLICT DO NOTHING
+
+-- name: end_partial
+DELETE FROM partial_subscriptions WHERE id = ?
+
+-- name: has_links
+SELECT 1 FROM links WHERE subscription = ? LIMIT 1
+
+-- name: delete_some_links
+DELETE FROM links WHERE subscription = ?1
+    AND path IN (SELECT path FROM links WHERE subscription = ?1 ORDER BY path LIMIT ?2)
+
 -- name: save_link
 INSERT INTO links (subscription, path, explicit, glob, stream, acked_messages, acked_bytes)
 VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -43,6 +56,7 @@ SELECT l.subscription, l.path, l.explicit, l.glob, l.acked_messages, l.acked_byt
        max(s.tail_messages, COALESCE(b.tail_messages, 0)),
        max(s.tail_bytes, COALESCE(b.tail_bytes, 0))
 FROM links l
+JOIN subscriptions u ON u.id = l.subscription
 LEFT JOIN streams s ON s.id = l.stream AND s.state = 0
 LEFT JOIN tails_behind b ON b.stream = s.id
 ORDER BY l.subscription, l.path
