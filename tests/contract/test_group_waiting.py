@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
@@ -305,3 +306,25 @@ async def test_a_group_that_another_server_deleted_is_forgotten(
 
     assert await crew.working.claim(claiming(group), wait_ms=60_000) == GroupMissing()
     assert crew.working.known == {}
+
+
+async def test_claims_that_wait_at_many_groups_look_again_less_often(
+    subject: Subject, clock: SimClock
+) -> None:
+    """Else idle workers at three hundred groups on PostgreSQL take all of a server's time."""
+    reads = SqlGroupReads(cast(Any, subject.store).readers)
+    shared = Working(subject.store, reads, clock, Feed(), is_shared=True)
+    group = await made(subject)
+
+    def wait_at(groups: int, stack: ExitStack) -> float:
+        for number in range(groups):
+            known = shared.known.setdefault(f"g{number}", working.Known(group))
+            stack.enter_context(known.waiting.join(("ann", None)))
+        return shared._look_again_s()
+
+    with ExitStack() as stack:
+        few_s, many_s = wait_at(5, stack), wait_at(300, stack)
+
+    assert few_s == working.LOOK_AGAIN_S
+    assert 300 / many_s <= working.LOOKS_AGAIN_PER_S
+    assert shared._look_again_s() == working.LOOK_AGAIN_S

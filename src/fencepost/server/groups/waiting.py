@@ -66,6 +66,11 @@ class Lines:
         self.count = 0
         """Claims that wait."""
 
+    @property
+    def lines_count(self) -> int:
+        """Lines in which claims wait: each of them looks by itself."""
+        return len(self._lines)
+
     @contextmanager
     def join(self, takes: Hashable) -> Iterator[Place]:
         """Stand in the line of those that may take the same, as long as the context lasts."""

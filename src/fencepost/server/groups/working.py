@@ -41,7 +41,10 @@ from fencepost.store.group_contract import (
 )
 
 LOOK_AGAIN_S = 1.0
-"""How often a waiting claim looks again where other servers may have changed the group."""
+"""How often a claim that waits looks for changes that other servers made, if few wait."""
+LOOKS_AGAIN_PER_S = 10
+"""So many such looks the claims of a server take in a second, however many groups they wait at: a
+look holds up what else is decided, by some milliseconds on a database that is far or busy."""
 CATCH_UP_S = 0.25
 """How long a claim that does not wait looks through the log for work, piece by piece."""
 
@@ -95,7 +98,7 @@ class Working:
         self._reads = reads
         self._clock = clock
         self._feed = feed
-        self._look_again_s = LOOK_AGAIN_S if is_shared else None
+        self._is_shared = is_shared
         self._news = 0
         self._waiters = Waiters()
         self._stopping = False
@@ -106,6 +109,11 @@ class Working:
     def waiters_count(self) -> int:
         """Claims that wait."""
         return sum(known.waiting.count for known in self.known.values())
+
+    def _look_again_s(self) -> float:
+        """How long a group of which this server hears nothing is left alone."""
+        lines = sum(known.waiting.lines_count for known in self.known.values())
+        return max(LOOK_AGAIN_S, lines / LOOKS_AGAIN_PER_S)
 
     def stop_waiting(self) -> None:
         """Answer every claim that waits: the server is going down."""
@@ -255,8 +263,8 @@ class Working:
                 return outcome
             if outcome.due_ms is not None:
                 known.waiting.wake_at(now + max(0, outcome.due_ms - outcome.now_ms) / 1000)
-            if self._look_again_s is not None:
-                known.waiting.wake_at(now + self._look_again_s)
+            if self._is_shared:
+                known.waiting.wake_at(now + self._look_again_s())
             await place.wait(ends_at)
         return None
 
