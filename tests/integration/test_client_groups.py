@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import fencepost
 from fencepost import CommitAppend, EventFailure, Lease, LeaseAck, PermanentError, ReplayedEvent
 from fencepost.client.group_tasks import async_work_leases
 from fencepost.client.group_threads import work_leases
-from fencepost.client.group_worker import Working
+from fencepost.client.group_worker import Breaker, Working
 from tests.engines import engine as engine
 from tests.serving import ServerProcess
 
@@ -34,6 +36,94 @@ def group(client: fencepost.Client) -> fencepost.Group:
     found = client.group(name)
     found.make([f"{name}/**"], backoff=NO_WAIT, retries_max=1, on_exhausted="park")
     return found
+
+
+class Paused(logging.Handler):
+    """When the breaker of a worker said how long it waits."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.at: list[float] = []
+        self.enough = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "the server fails, the worker waits" in record.getMessage():
+            self.at.append(record.created)
+            if len(self.at) == 4:
+                self.enough.set()
+
+
+@pytest.fixture
+def paused() -> Iterator[Paused]:
+    logger = logging.getLogger("fencepost.client.group_worker")
+    found, level = Paused(), logger.level
+    logger.addHandler(found)
+    logger.setLevel(logging.DEBUG)
+    yield found
+    logger.removeHandler(found)
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("how", ["async", "sync"])
+def test_a_worker_waits_longer_each_time_that_its_server_fails_and_then_goes_on(
+    how: str, paused: Paused, tmp_path: Path
+) -> None:
+    """Without the breaker the worker would end, or ask a server that is away without a pause."""
+    once = fencepost.Retries(attempts_max=1)
+    done = threading.Event()
+    options = Working(worker="ann", lease_ms=10_000)
+    ends: list[BaseException] = []
+
+    def handle(lease: Lease, _is_lost: Any = None) -> LeaseAck:
+        done.set()
+        return LeaseAck(token=lease.token, at=lease.read_to)
+
+    async def async_handle(lease: Lease) -> LeaseAck:
+        return handle(lease)
+
+    async def async_run() -> None:
+        async with fencepost.connect_async(server.url, retries=once) as own:
+            stopping = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                crew = own.group("crew")
+                work = async_work_leases(
+                    crew, async_handle, options, breaker=Breaker(), stopping=stopping
+                )
+                tasks.create_task(work)
+                await asyncio.to_thread(stop.wait)
+                stopping.set()
+
+    def run() -> None:
+        try:
+            if how == "async":
+                asyncio.run(async_run())
+            else:
+                with fencepost.connect(server.url, retries=once) as own:
+                    crew = own.group("crew")
+                    work_leases(crew, handle, options, breaker=Breaker(), stopping=stop)
+        except BaseException as error:
+            ends.append(error)
+
+    stop = threading.Event()
+    with ServerProcess(tmp_path) as server:
+        with fencepost.connect(server.url) as client:
+            client.group("crew").make(["work/**"])
+        server.kill()
+        worker = threading.Thread(target=run)
+        worker.start()
+        try:
+            assert paused.enough.wait(60)
+            server.restart()
+            with fencepost.connect(server.url) as client:
+                client.stream("work/1").append({"n": 1}, auto_create=True)
+            assert done.wait(60)
+        finally:
+            stop.set()
+            worker.join(60)
+    assert not ends
+    waited = [after - before for before, after in itertools.pairwise(paused.at[:4])]
+    # It waits before it looks again, 0.2 s at first; clocks of logs are not exact.
+    assert all(found >= least for found, least in zip(waited, (0.19, 0.39, 0.79), strict=True))
 
 
 def fill(client: fencepost.Client, group: fencepost.Group, streams: int, each: int = 1) -> None:

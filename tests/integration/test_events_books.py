@@ -155,14 +155,33 @@ async def test_a_retired_entity_holds_nothing_and_takes_nothing(
     async with opening(banking(snapshot_every=1)) as bank:
         await bank.do(Account.pay, name, amount=1)
     async with opening(banking()) as bank:
+        assert stored(server_process.url, snapshot_path(f"accounts/{name}")) != []
+
         done = await bank.books.close(Account, name, then="retire")
 
+        assert done.outcome == "retired"
+        assert stored(server_process.url, f"accounts/{name}") == []
+        assert stored(server_process.url, snapshot_path(f"accounts/{name}")) == []
         with pytest.raises(fencepost.BooksClosedError):
             await bank.do(Account.pay, name, amount=1)
-        assert done.outcome == "retired"
+
+
+async def test_what_a_killed_retirement_has_left_beside_its_stream_goes_with_the_next_one(
+    opening: Opening, server_process: ServerProcess
+) -> None:
+    """The stream ends in one commit; what lies beside it is deleted behind that."""
+    name = fresh()
+    left = snapshot_path(f"accounts/{name}")
+    async with opening(banking()) as bank:
+        await bank.do(Account.pay, name, amount=1)
         assert (await bank.books.close(Account, name, then="retire")).outcome == "retired"
-    assert stored(server_process.url, f"accounts/{name}") == []
-    assert stored(server_process.url, snapshot_path(f"accounts/{name}")) == []
+        with fencepost.connect(server_process.url) as client:
+            client.stream(left).append({"left": True}, auto_create=True)
+        assert stored(server_process.url, left) != []
+
+        assert (await bank.books.close(Account, name, then="retire")).outcome == "retired"
+
+    assert stored(server_process.url, left) == []
 
 
 async def test_work_that_is_left_is_never_cut_off_and_its_group_is_named(
@@ -295,6 +314,7 @@ async def test_a_window_drops_what_is_older_and_the_state_stays_whole(
     async with opening(banking()) as bank:
         assert (await bank.load(Account, name)).state == Account(balance=15, payments=5)
         assert (await bank.books.close(Account, name, then="retire")).outcome == "retired"
+    assert stored(server_process.url, base_path(f"accounts/{name}")) == []
 
 
 async def test_a_window_keeps_what_is_younger(

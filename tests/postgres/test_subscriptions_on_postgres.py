@@ -283,7 +283,8 @@ def test_a_lease_ends_under_the_next_leader_and_its_worker_is_fenced(postgres_ds
 def test_a_leader_that_is_stopped_and_goes_on_later_writes_nothing(postgres_dsn: str) -> None:
     with nodes(postgres_dsn, 2, QUICK) as (first, second), Client(second.url) as other:
         other.create("wake/pool")
-        other.pull("s", lease_ttl_ms=1_000)
+        # The stale worker's lease has to run out, and the fresh one's has to last to the end.
+        other.pull("s", lease_ttl_ms=5_000)
         other.create("events/a", 1)
         until(lambda: len(other.read("wake/pool")) == 1, "the wake is announced")
         stale = other.claim("s", "stale").json()
