@@ -8,10 +8,12 @@ like a good one: the row is then shown as failed.
 import contextlib
 import http.client
 import signal
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ BYTES = "application/octet-stream"
 JSON = "application/json"
 LARGE_BYTES = 65536
 BATCH = 100
+FIRST_READS = 5
+"""How many fresh processes are read from once each."""
 SERVERS = (OURS, REFERENCE, REFERENCE_FILE, RUST)
 FILES_STREAMS_MAX = 64
 # With files the reference has no number where many streams are written (it keeps 100 handles and
@@ -255,64 +259,109 @@ def _catch_ups(scale: Scale) -> list[Measurement]:
         ("catch-up-json", "in 100-byte messages, 100 per append", JSON, 100, BATCH, whole),
         ("catch-up-json", "in 100-byte messages, one per append", JSON, 100, 1, little),
     ]
-    return [
-        Measurement(
-            case,
-            f"{_size(total)} {how}",
-            "mb_per_second",
-            _catch_up(content_type=content_type, size=size, batch=batch, total=total),
-            (*SERVERS, CEILING) if how == "in 64 KiB appends" else SERVERS,
+    rows = []
+    for case, how, content_type, size, batch, total in forms:
+        data = ReadData(content_type=content_type, size=size, batch=batch, total=total)
+        subjects = (*SERVERS, CEILING) if how == "in 64 KiB appends" else SERVERS
+        label = f"{_size(total)} {how}"
+        rows += [
+            Measurement(case, label, "mb_per_second", partial(_catch_up, data), subjects),
+            Measurement(
+                case, f"{label}, first read", "first_mb_per_second", partial(_first_read, data)
+            ),
+        ]
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadData:
+    """What is written before it is read."""
+
+    content_type: str
+    size: int
+    batch: int
+    total: int
+
+    @property
+    def appends(self) -> int:
+        return self.total // (self.size * self.batch)
+
+    def write(self, site: Site, server: Running) -> None:
+        create(site, server, streams=1, content_type=self.content_type)
+        fill(
+            site,
+            server,
+            "writing what is read",
+            expected=200,
+            count=self.appends,
+            size=self.size,
+            batch=self.batch,
+            type=self.content_type,
+            connections=4 if self.size * self.batch > 1000 else 64,
         )
-        for case, how, content_type, size, batch, total in forms
-    ]
 
-
-def _catch_up(*, content_type: str, size: int, batch: int, total: int) -> Callable[[Site], Outcome]:
-    appends = total // (size * batch)
-    messages = appends * batch
-
-    def measure(site: Site) -> Outcome:
-        with running(site.subject, site.folder / "data") as server:
-            if site.subject is not CEILING:
-                create(site, server, streams=1, content_type=content_type)
-                fill(
-                    site,
-                    server,
-                    "writing what is read",
-                    expected=200,
-                    count=appends,
-                    size=size,
-                    batch=batch,
-                    type=content_type,
-                    connections=4 if size * batch > 1000 else 64,
-                )
-            before_mb = machine.resident_mb(server.pid)
-            got = generator.run(
-                "read",
-                seconds_max=site.scale.seconds + 130,
-                port=server.port,
-                path="/v1/stream/bench",
-                seconds=site.scale.seconds,
-            )
-            metrics = {
-                "mb_per_second": got["mb_per_second"],
-                "best_mb_per_second": got["best_mb_per_second"],
-                "passes": got["passes"],
-                "responses_per_pass": got["responses"],
-                "largest_response_mb": got["largest"] / 1e6,
-                "generator_cpu": got["cpu"],
-                "memory_before_mb": before_mb,
-                "peak_mb": machine.peak_resident_mb(server.pid),
-            }
+    def problems(self, got: dict[str, Any]) -> list[str]:
         problems = [] if got["same"] else ["passes returned different numbers of bytes"]
-        if site.subject is not CEILING:
-            if content_type == BYTES and got["bytes"] != appends * size:
-                problems.append(f"{got['bytes']} bytes came back, not {appends * size}")
-            if content_type == JSON and got["braces"] != messages:
-                problems.append(f"{got['braces']} messages came back, not {messages}")
-        return Outcome(metrics, problems)
+        messages = self.appends * self.batch
+        if self.content_type == BYTES and got["bytes"] != self.appends * self.size:
+            problems.append(f"{got['bytes']} bytes came back, not {self.appends * self.size}")
+        if self.content_type == JSON and got["braces"] != messages:
+            problems.append(f"{got['braces']} messages came back, not {messages}")
+        return problems
 
-    return measure
+
+def _read(server: Running, seconds: float) -> tuple[dict[str, Any], float]:
+    """What reading measured, and the seconds of processor that it took the server."""
+    before = machine.processor_s([server.pid])[server.pid]
+    got = generator.run(
+        "read",
+        seconds_max=seconds + 130,
+        port=server.port,
+        path="/v1/stream/bench",
+        seconds=seconds,
+    )
+    return got, machine.processor_s([server.pid])[server.pid] - before
+
+
+def _first_read(data: ReadData, site: Site) -> Outcome:
+    """The first pass over the data of a server that has just started, the median of some starts.
+
+    The reference in memory would have nothing then: it is read by the process that was written to.
+    """
+    got = []
+    with running(site.subject, site.folder / "data") as server:
+        data.write(site, server)
+        if site.subject is REFERENCE:
+            got.append(_read(server, 0)[0])
+        else:
+            server.stop()
+    while len(got) < FIRST_READS and site.subject is not REFERENCE:
+        with running(site.subject, site.folder / "data") as server:
+            got.append(_read(server, 0)[0])
+    rates = [one["first_mb_per_second"] for one in got]
+    metrics = {"first_mb_per_second": statistics.median(rates), "every_first": rates}
+    return Outcome(metrics, [problem for one in got for problem in data.problems(one)])
+
+
+def _catch_up(data: ReadData, site: Site) -> Outcome:
+    """Passes over the data, one after the other; the first two are not timed."""
+    with running(site.subject, site.folder / "data") as server:
+        if site.subject is not CEILING:
+            data.write(site, server)
+        before_mb = machine.resident_mb(server.pid)
+        got, spent = _read(server, site.scale.seconds)
+        metrics = {
+            "mb_per_second": got["mb_per_second"],
+            "mb_per_cpu_second": got["bytes"] * (got["passes"] + 2) / 1e6 / max(spent, 0.01),
+            "best_mb_per_second": got["best_mb_per_second"],
+            "passes": got["passes"],
+            "responses_per_pass": got["responses"],
+            "largest_response_mb": got["largest"] / 1e6,
+            "generator_cpu": got["cpu"],
+            "memory_before_mb": before_mb,
+            "peak_mb": machine.peak_resident_mb(server.pid),
+        }
+    return Outcome(metrics, [] if site.subject is CEILING else data.problems(got))
 
 
 # -- tails -------------------------------------------------------------------------------------

@@ -144,7 +144,10 @@ def _cell(row: Measurement, outcome: Outcome | None) -> str:
                 f"{m['mb_per_second']:,.0f} MB/s\n{_latency(m)}\n{m['cpu_us']:,.0f} us of processor"
             )
         case "mb_per_second":
-            return f"{m['mb_per_second']:,.0f} MB/s\npeak {m['peak_mb']:,.0f} MB"
+            spent = f"{m['mb_per_cpu_second']:,.0f} MB per s of cpu"
+            return f"{m['mb_per_second']:,.0f} MB/s\n{spent}\npeak {m['peak_mb']:,.0f} MB"
+        case "first_mb_per_second":
+            return f"{m['first_mb_per_second']:,.0f} MB/s"
         case "per_core":
             return f"{m['per_core']:,.0f} per second of processor\n{m['rate']:,.0f}/s"
         case "rows_per_second":
