@@ -2,10 +2,11 @@
 
 JSON texts of 100 random bytes lie in Spark's memory. Round after round, in one session, they are
 written to Parquet and to Fencepost in turn, read back in turn as the one column that both have, and
-read as a query into Spark's `noop` sink in turn. Parquet is a file format in Spark's own process:
-Fencepost makes messages that are on disk, and a server does most of the work. `--store postgres`
-with `--workers` or `--nodes` puts the server on PostgreSQL; with two nodes one is written to and
-the other one read from.
+read as a query into Spark's `noop` sink in turn. What such a query takes to begin is told by one
+over a source in Python that has a single row, and over a file with that row. Parquet is a file
+format in Spark's own process: Fencepost makes messages that are on disk, and a server does most of
+the work. `--store postgres` with `--workers` or `--nodes` puts the server on PostgreSQL; with two
+nodes one is written to and the other one read from.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
 from rich.console import Console
 from rich.table import Table
 
@@ -142,6 +147,68 @@ def rounds(
         if name in spent:
             add(table, f"{name}, the server's processor per million", spent[name], "s", ".2f")
     rows.unpersist()
+    starts(table, spark, work / f"starts-{count}", times)
+
+
+def starts(table: Table, spark: SparkSession, work: Path, times: int) -> None:
+    """What a query takes that reads one row, from a source in Python and from a file."""
+    spark.dataSource.register(OneRow)
+    spark.range(1).selectExpr(RANDOM).write.parquet(str(work / "row"))
+    seconds: dict[str, list[float]] = {}
+    for turn in range(times + 1):
+        one = {
+            "a source in Python": spark.readStream.format(OneRow.name()).load(),
+            "a file": spark.readStream.schema("value STRING").parquet(str(work / "row")),
+        }
+        for name, frame in one.items():
+            checkpoint = work / name.replace(" ", "-") / str(turn)
+            took = timed(lambda frame=frame, at=checkpoint: follow(frame, at))  # type: ignore[misc]
+            if turn:  # the first time loads and compiles
+                seconds.setdefault(name, []).append(took)
+    for name, found in seconds.items():
+        add(table, f"query to noop over one row of {name}", found, "s", ".2f")
+
+
+class OneRow(DataSource):
+    """A source in Python with one row: what Spark itself takes for one."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "one-row-python"
+
+    def schema(self) -> str:
+        return "value BINARY"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002
+        return OneRowReader()
+
+
+class OneRowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the row once."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {"row": 0}
+
+    def getDefaultReadLimit(self) -> ReadAllAvailable:  # noqa: N802
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        pass
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802, ARG002
+        return {"row": 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        yield pa.RecordBatch.from_pydict({"value": pa.array([b"row"], pa.binary())})
+
+    def commit(self, end: dict[str, Any]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
 
 
 def write(rows: DataFrame, url: str, stream: str) -> None:
