@@ -39,7 +39,9 @@ def rows_of(packages: set[str], edges: Counter[tuple[str, str]]) -> list[list[st
 
     def place(name: str, path: tuple[str, ...]) -> int:
         if name not in level:
-            lower = [place(other, (*path, name)) for other in below[name] if other not in path]
+            lower = [
+                place(other, (*path, name)) for other in sorted(below[name]) if other not in path
+            ]
             level[name] = 1 + max(lower, default=-1)
         return level[name]
 

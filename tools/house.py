@@ -17,17 +17,19 @@ from tools.imports import SRC, cycles, importers, product_graph, source_files
 from tools.repeats import is_generated, repeats
 
 NEW_PARTS = (
-    r"fencepost\.(events|outbox|pipeline\.(audit\.(leases|sends)|reactions|rebuilds)|server\.(groups|mesh)"
-    r"|http\.(bodies|request_ids|upgrade|websocket\w*)"
+    r"fencepost\.(events|outbox|server\.(groups|mesh)"
     r"|cli\.(demo_shop|events|groups|log|meshes|outbox\w*|pipeline_apps|subscriptions|tokens)"
-    r"|client\.(group_worker|groups|meshes|proxies|signatures|subscriptions|webhook_app"
-    r"|(aio|sync)\.(groups|meshes|sessions|subscriptions|webhooks))"
-    r"|protocol\.(acks|books|envelopes|features|fingerprints|group_operations|groups|leases"
-    r"|log_filters|meshes|paths|sends|sessions|shares|strict_json|timing)"
-    r"|server\.(asgi_websocket|handlers\.tokens|lease_tokens|origins)"
+    r"|client\.(background|group_\w+|groups|handlers|meshes|proxies|sessions|signatures|subscriptions"
+    r"|webhook_app|websocket|(aio|sync)\.(groups|meshes|sessions|subscriptions|webhooks))"
+    r"|http\.(bodies|heads|request_ids|upgrade|websocket\w*)"
+    r"|pipeline\.(audit\.(leases|sends|writers)|backlog|checkpoints|reactions|rebuilds|recovery)"
+    r"|protocol\.(acks|automata|books|checksums|envelopes|features|fingerprints|group_operations|groups"
+    r"|leases|log_filters|meshes|paths|sends|sessions|shares|strict_json|timing|told)"
+    r"|server\.(asgi_websocket|handlers\.(tokens|waiting)|lease_tokens|origins|waiters)"
     r"|store\.(group_contract|mesh_contract|check\.(groups|meshes)|postgres\.(books|groups)"
-    r"|read\.(group_events|groups|log_events|meshes|scans)"
-    r"|write\.(behind|books|group_decider|groups|mesh_decider|sends|usage)))\b"
+    r"|read\.(chunk_cache|group_events|groups|log_events|meshes|scans|told_events)"
+    r"|write\.(behind|books|group_\w+|groups|mesh_decider|sends|told|usage))"
+    r"|testing\.events)\b"
 )
 """Modules and packages that came after the aims were set."""
 

@@ -29,6 +29,8 @@ from tests.serving import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OUTSIDE = [page for page in sorted(ROOT.glob("*.md")) if page not in PAGES]
+"""Pages that only say something, and whose links lead somewhere all the same."""
 ON_POSTGRES = ROOT / "docs/guides/postgresql.md"
 SECONDS_MAX = 60
 DATABASE_SECONDS_MAX = 180
@@ -182,7 +184,7 @@ def is_printed(line: str, output: str) -> bool:
     return any(pattern.fullmatch(printed.strip()) for printed in output.splitlines())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *OUTSIDE], ids=name_of)
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     dead = []
     for target, anchor in _LINK.findall(page.read_text()):
@@ -193,7 +195,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert dead == []
 
 
-def test_every_guide_and_reference_can_be_reached_from_the_readme() -> None:
+def test_every_page_can_be_reached_from_the_readme() -> None:
     reached, left = set[Path](), [ROOT / "README.md"]
     while left:
         page = left.pop().resolve()
@@ -204,13 +206,14 @@ def test_every_guide_and_reference_can_be_reached_from_the_readme() -> None:
             page.parent / target for target, _anchor in _LINK.findall(page.read_text()) if target
         )
 
-    lost = [
-        name_of(page)
-        for folder in ("guides", "reference")
-        for page in sorted((ROOT / "docs" / folder).glob("*.md"))
-        if page not in reached
-    ]
-    assert lost == []
+    assert [name_of(page) for page in PAGES if page.resolve() not in reached] == []
+
+
+def test_each_part_of_the_glossary_has_every_word_once_and_in_order() -> None:
+    for part in (ROOT / "docs/reference/glossary.md").read_text().split("\n## ")[1:]:
+        words = re.findall(r"^\| \*\*(.+?)\*\*", part, re.MULTILINE)
+
+        assert words == sorted(set(words), key=str.lower), part.partition("\n")[0]
 
 
 def anchors_of(page: Path) -> set[str]:

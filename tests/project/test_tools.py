@@ -1,5 +1,8 @@
 """The programs in tools see what is in the source: imports, repeats, what a change concerns."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tools.changed import concerned
@@ -120,6 +123,23 @@ def test_the_drawing_has_a_box_for_each_package() -> None:
     picture = drawing(product_graph())
 
     assert all(f">{name}<" in picture for name in ("cli", "store/write", "protocol", "clock"))
+
+
+def test_the_same_source_gives_the_same_drawing() -> None:
+    """Sets have another order in each process; packages that import each other showed it."""
+    program = "from tools.graph import *; print(drawing(product_graph()))"
+
+    drawings = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+
+    assert len(drawings) == 1
 
 
 def test_a_call_several_times_in_a_row_is_one_line_of_a_walk() -> None:
