@@ -232,7 +232,7 @@ def test_readers_who_wait_are_woken_after_a_restart_of_the_database(
 def test_a_node_that_freezes_in_its_turn_is_freed_by_the_database(database: PostgresServer) -> None:
     url = database.new_database()
     with (
-        ServerProcess(store=url, environment=IMPATIENT | LASTING) as frozen_node,
+        ServerProcess(store=f"{url}{FROZEN}", environment=IMPATIENT | LASTING) as frozen_node,
         ServerProcess(store=url, environment=IMPATIENT | LASTING) as other,
         Connection(frozen_node.port) as late,
         psycopg.connect(url) as holding,
@@ -241,11 +241,11 @@ def test_a_node_that_freezes_in_its_turn_is_freed_by_the_database(database: Post
         # Its turn is made to wait for ours, so that it comes when the node is frozen already.
         holding.execute("SELECT * FROM counters FOR UPDATE")
         late.send(request("POST", ROOT + "s", TEXT, body=b"late"))
-        until(lambda: waiting_for_turn(database, url) == 1, "the node waits for its turn")
+        until(lambda: frozen_waits(database, url), "the node waits for its turn")
         os.kill(frozen_node.pid, signal.SIGSTOP)
         try:
             holding.commit()
-            until(lambda: idle_in_turn(database, url) == 1, "the frozen node has its turn")
+            until(lambda: frozen_has_turn(database, url), "the frozen node has its turn")
 
             after = ask(other.port, "POST", ROOT + "s", TEXT, body=b"first;")
         finally:
@@ -264,27 +264,25 @@ LASTING = {
 }
 """Who waits for its turn may wait: the frozen one does not keep it for that long."""
 
-_SESSIONS = (
-    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencepost'"
-    " AND datname = %s AND "
-)
+FROZEN = "?application_name=frozen"
+"""Tells the sessions of the node that freezes from those of the other, which has turns as well."""
 
 
-def waiting_for_turn(database: PostgresServer, url: str) -> int:
-    return count(database, url, "wait_event_type = 'Lock'")
+def frozen_waits(database: PostgresServer, url: str) -> bool:
+    return frozen_has_session(database, url, "wait_event_type = 'Lock'")
 
 
-def idle_in_turn(database: PostgresServer, url: str) -> int:
-    return count(database, url, "state = 'idle in transaction'")
+def frozen_has_turn(database: PostgresServer, url: str) -> bool:
+    return frozen_has_session(database, url, "state = 'idle in transaction'")
 
 
-def count(database: PostgresServer, url: str, condition: str) -> int:
+def frozen_has_session(database: PostgresServer, url: str, condition: str) -> bool:
     with psycopg.connect(database.dsn) as connection:
-        query = (_SESSIONS + condition).encode()
-        row = connection.execute(query, (url.rpartition("/")[2],)).fetchone()
-    assert row is not None
-    found: int = row[0]
-    return found
+        query = (
+            "SELECT FROM pg_stat_activity"
+            f" WHERE application_name = 'frozen' AND datname = %s AND {condition}"
+        ).encode()
+        return connection.execute(query, (url.rpartition("/")[2],)).fetchone() is not None
 
 
 # A database that is not to be trusted, or not to be understood

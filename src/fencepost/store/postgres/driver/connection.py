@@ -52,7 +52,8 @@ INTERVAL_S = 0.1
 """How often psycopg looks up from waiting."""
 
 OPTIONS: dict[str, Any] = {
-    "application_name": "fencepost",
+    # An address that gives an `application_name` of its own has the last word.
+    "fallback_application_name": "fencepost",
     "client_encoding": "UTF8",
     "prepare_threshold": 0,  # every statement is prepared when it is first used
     # A peer that is gone without a word is noticed in half a minute.
