@@ -123,7 +123,7 @@ function canonicalMeta(text) {
 
 function fingerprint(send) {
   if (!KINDS.includes(send.kind)) throw new Refused("kind_invalid")
-  if (!/^[A-Za-z0-9._-]{1,64}$/.test(send.ref)) throw new Refused("ref_invalid")
+  if (!/^(?!\.\.?$)[A-Za-z0-9._-]{1,64}$/.test(send.ref)) throw new Refused("ref_invalid")
   if (isUnfit(send.reply_to) || Buffer.byteLength(send.reply_to) > 256) {
     throw new Refused("reply_to_invalid")
   }

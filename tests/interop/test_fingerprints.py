@@ -85,7 +85,7 @@ METAS = (WHOLE | BROKEN | DOUBLED).filter(lambda text: text.isascii() or "\ud800
 SENDS = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(["topic", "dm", "queue", "mail"]),
-        "ref": st.sampled_from(["alerts", "a.b-c_d", "ann"]) | TEXTS,
+        "ref": st.sampled_from(["alerts", "a.b-c_d", "ann", ".", ".."]) | TEXTS,
         "reply_to": st.just("") | TEXTS,
         "priority": st.sampled_from(["now", "next", "low", ""]),
         "meta": st.none() | METAS,
