@@ -2,14 +2,15 @@
 
 A send is decided as an append is: at once, in the one write path. Its dedupe row, its message and
 one delivery for each recipient join the open group of the commit together, so a crash leaves all of
-them or none. The appends are a draft, as those of a commit are.
+them or none. The appends that may still be refused are a draft, as those of a commit are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from fencepost.protocol.appends import Append, Appended, Conditions
+from fencepost.protocol.appends import Append, Appended, Conditions, decide_append
 from fencepost.protocol.batches import Batch
 from fencepost.protocol.commits import CommitItem, PartIncomplete, PartRefusal
 from fencepost.protocol.envelopes import Body, BodyPlace, Send
@@ -69,6 +70,8 @@ from fencepost.store.write.drafts import Draft
 from fencepost.store.write.group_decider import GroupDecider
 from fencepost.store.write.ledger import Ledger
 from fencepost.store.write.ledger_group import Entry, LedgerGroup
+from fencepost.store.write.staging import ROW_BYTES
+from fencepost.store.write.stream_decider import Counts
 
 SENDERS_MAX = 10_000
 """Senders whose rates are remembered; beyond them every sender begins with a full one."""
@@ -84,6 +87,7 @@ class Deciding(Protocol):
     claims: Claims
     groups: GroupDecider
     group: LedgerGroup
+    counts: Counts
 
     def tick(self) -> int: ...
 
@@ -356,17 +360,17 @@ class MeshDecider:
         decider = self._decider
         ledger = decider.ledger
         draft = Draft(ledger, entries, decider.claims, now_ms=now_ms)
-        self._append(draft, path, sent.message)
+        outcome = draft.decide(CommitItem(Append(path, _one(sent.message), JSON)))
+        assert isinstance(outcome, Appended), f"only sends write to {path}: {outcome}"
+        assert outcome.start == sent.sealed.offset
         if sent.sealed.body_at is not None:
             refusal = self._append_body(draft, sent.sealed.body_at.path, sent.sealed.send.body)
             if refusal is not None:
                 return refusal
-        for recipient in sent.recipients:
-            assert sent.delivery is not None
-            self._append(draft, recipient, sent.delivery)
-        assert draft.decided[0][1].start == sent.sealed.offset
         decider.carry_out(draft)
         decider.use_parts(draft)
+        if sent.delivery is not None:
+            self._deliver(sent.recipients, _one(sent.delivery), entries, now_ms)
         if sent.row is not None:
             ledger.sends.keep(decider.group, mesh, sent.row)
         if sent.bucket is not None:
@@ -393,11 +397,32 @@ class MeshDecider:
         assert isinstance(outcome, PartRefusal), f"only sends write to {path}: {outcome}"
         return outcome
 
-    @staticmethod
-    def _append(draft: Draft, path: str, message: bytes) -> None:
-        batch = Batch(1, len(message), message, None)
-        outcome = draft.decide(CommitItem(Append(path, batch, JSON)))
-        assert isinstance(outcome, Appended), f"only sends write to {path}: {outcome}"
+    def _deliver(
+        self,
+        recipients: Sequence[str],
+        delivery: Batch,
+        entries: dict[str, Entry | None],
+        now_ms: int,
+    ) -> None:
+        """Append the delivery to each inbox. Nothing can refuse it any more, so it is no draft."""
+        decider = self._decider
+        ledger, group, counts = decider.ledger, decider.group, decider.counts
+        group.bytes += ROW_BYTES * len(recipients)
+        for path in recipients:
+            entry = entries[path]
+            assert entry is not None, "a recipient has an inbox"
+            append = Append(path, delivery, JSON)
+            outcome = decide_append(
+                entry.stream, None, append, position=ledger.next_position, now_ms=now_ms
+            )
+            assert isinstance(outcome, Appended), f"only sends write to {path}: {outcome}"
+            ledger.apply(group, entry, append, outcome, None, now_ms)
+            counts.add(append)
+
+
+def _one(message: bytes) -> Batch:
+    """A batch of one message."""
+    return Batch(1, len(message), message, None)
 
 
 def _mesh_of(request: MakeName | DropName | JoinTopic | KeepRow) -> str:
