@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from types import TracebackType
-from typing import Any, ParamSpec, Self
+from typing import Any, ParamSpec
 
 import msgspec
 
 from fencepost.client.aio.client import AsyncClient
+from fencepost.client.aio.closing import AsyncClosing
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.aio.readings import AsyncListing
 from fencepost.client.errors import FencepostError
@@ -57,7 +57,7 @@ from fencepost.events.working import (
 P = ParamSpec("P")
 
 
-class AsyncOpenApp:
+class AsyncOpenApp(AsyncClosing):
     """An app on a server. `app.open(client)` makes it; leave it before the client closes."""
 
     def __init__(
@@ -319,17 +319,6 @@ class AsyncOpenApp:
         """Wait for snapshots that are being written. The client stays open."""
         await self._background.close()
         await self.projections.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # Inside
 

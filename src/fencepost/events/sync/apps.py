@@ -7,14 +7,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from types import TracebackType
-from typing import Any, ParamSpec, Self
+from typing import Any, ParamSpec
 
 import msgspec
 
 from fencepost.client.errors import FencepostError
 from fencepost.client.group_worker import Working
 from fencepost.client.sync.client import Client
+from fencepost.client.sync.closing import Closing
 from fencepost.client.sync.groups import Group
 from fencepost.client.sync.readings import Listing
 from fencepost.events import loading, tracing
@@ -58,7 +58,7 @@ from fencepost.events.working import (
 P = ParamSpec("P")
 
 
-class OpenApp:
+class OpenApp(Closing):
     """An app on a server. `app.open(client)` makes it; leave it before the client closes."""
 
     def __init__(self, app: Declarations, client: Client, projections: str | None = None) -> None:
@@ -316,17 +316,6 @@ class OpenApp:
         """Wait for snapshots that are being written. The client stays open."""
         self._background.close()
         self.projections.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # Inside
 
