@@ -85,6 +85,20 @@ def test_a_dropped_row_is_not_sent(shell: Shell, database: str) -> None:
     assert row["aborted_by"]
 
 
+def test_relays_of_different_users_send_as_one_sender(shell: Shell, database: str) -> None:
+    """A row that the relay of one user sent before it died comes again from that of another."""
+    shell.environment["LOGNAME"] = "ada"
+    send(database, "dm:ann", "paid-7")
+    assert "1 delivered" in shell.run("outbox", "relay", "--mesh", "shop", "--once").stdout
+    execute(database, "update fencepost_outbox set status = 'pending'")
+    shell.environment["LOGNAME"] = "ben"
+
+    assert "1 delivered" in shell.run("outbox", "relay", "--mesh", "shop", "--once").stdout
+
+    inbox = shell.client.stream("__mesh/shop/inbox/ann").read().messages()
+    assert [one["sender"] for one in inbox if one["client_message_id"] == "paid-7"] == ["outbox"]
+
+
 BAD_INPUT = [
     (("list", "--after", "x"), 2, "--after is the number of a row"),
     (("inspect", "99"), 1, "there is no row '99'"),

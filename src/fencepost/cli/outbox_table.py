@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import sys
 from collections.abc import Iterator
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 DATABASE_VARIABLE = "FENCEPOST_OUTBOX_DATABASE"
 MESH_VARIABLE = "FENCEPOST_MESH"
+DEFAULT_SENDER = "outbox"
+"""The server knows a repeated send by its sender too, so relays of different users need one name."""
 
 Database = Annotated[
     str | None,
@@ -82,7 +83,12 @@ def relay(
         typer.Option("--mesh", help=f"A mesh to serve; several times. Else {MESH_VARIABLE}."),
     ] = None,
     sender: Annotated[
-        str | None, typer.Option("--as", help="Who sends, where the server has no principals.")
+        str | None,
+        typer.Option(
+            "--as",
+            help="Who sends, where the server has no principals; the same for all relays."
+            f" Default: {DEFAULT_SENDER}.",
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Deliver what is due, then end.")] = False,
     sends: Annotated[int, typer.Option(help="Sends at the same time.", min=1, max=1_000)] = 32,
@@ -137,7 +143,7 @@ def relay(
         if not names:
             raise CommandError(f"which mesh? Say --mesh NAME, or set {MESH_VARIABLE}", USAGE)
         if sender is None and profile.token is None:
-            sender = getpass.getuser()
+            sender = DEFAULT_SENDER
         opened.check()
         if metrics_port is not None:
             _serve_metrics(opened, counts, metrics_port)
