@@ -379,6 +379,49 @@ def test_a_folder_with_data_is_refused_or_moved_aside(copy: Path, tmp_path: Path
     assert check(moved).is_clean
 
 
+def fill(_step: str, _done: int, _total: int) -> None:
+    raise apsw.FullError("not an error")  # as SQLite's backup says it
+
+
+def test_a_copy_without_room_is_an_error_of_the_disk_and_leaves_nothing(
+    copy: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        copies.backup(copy, tmp_path / "another.db", progress=fill)
+
+    assert caught.value.filename == str(tmp_path)
+    assert list(tmp_path.glob("*another.db*")) == []
+
+
+def test_a_copy_that_cannot_be_written_is_one_sentence(copy: Path, tmp_path: Path) -> None:
+    limits = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000)); "
+    command = "from fencepost.cli.main import main; main()"
+    arguments = ("backup", str(tmp_path / "another.db"), "--data", str(copy))
+
+    said = subprocess.run(
+        [sys.executable, "-c", limits + command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert said.returncode == 2
+    assert said.stderr == f"fencepost: {copy} cannot be copied to {tmp_path}: SQLITE_IOERR_WRITE\n"
+
+
+def test_a_restore_that_fails_puts_the_old_folder_back(copy: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "restored"
+    copies.restore(copy, folder)
+    (folder / "mark").write_text("the old one")
+
+    with pytest.raises(OSError, match="No space left"):
+        copies.restore(copy, folder, aside=".old", progress=fill)
+
+    assert (folder / "mark").read_text() == "the old one"
+    assert check(folder).is_clean
+    assert not (tmp_path / "restored.old").exists()
+
+
 def test_a_folder_in_use_is_refused_even_with_force(copy: Path, tmp_path: Path) -> None:
     folder = tmp_path / "original"
     lock = FolderLock(folder)

@@ -14,6 +14,7 @@ taken for a backup; a killed backup leaves such a file behind, and the next one 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 import apsw
 
-from fencepost.store.check.report import Progress, ignore
+from fencepost.store.check.report import Progress, UnreadableError, ignore
 from fencepost.store.sqlite.check import find_file, open_to_read
 from fencepost.store.sqlite.connection import FILE, FolderLock, make_private
 
@@ -64,7 +65,8 @@ def restore(
     """Make `folder` the data folder that `source` is a copy of.
 
     `aside` is what is put behind the old folder's name to move it out of the way, without it a
-    folder with data is refused. Returns where the old data went. The caller has checked `source`.
+    folder with data is refused. Returns where the old data went. A copy that fails puts the old
+    folder back, so that no server starts on an empty one. The caller has checked `source`.
     """
     file = find_file(source)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,23 +75,45 @@ def restore(
     try:
         if any(entry.name != LOCK for entry in folder.iterdir()):
             if aside is None:
-                raise FolderNotEmptyError(f"the data folder {folder} is not empty")
+                raise FolderNotEmptyError(
+                    f"the data folder {folder} is not empty: name another one, or move its data"
+                    " aside with --force"
+                )
             # The folder as a whole, in one step: a database without its write-ahead log, or with
             # that of another one, would be worse than either.
-            moved = folder.with_name(folder.name + aside)
-            os.rename(folder, moved)
+            old = folder.with_name(folder.name + aside)
+            os.rename(folder, old)
+            moved = old
             folder.mkdir(mode=0o700)
             lock.release()
             lock = FolderLock(folder)
         with _complete_or_absent(folder / FILE) as partial:
             _copy(file, partial, progress)
         _sync(folder.parent)
+    except BaseException:
+        if moved is not None and not (folder / FILE).exists():
+            (folder / LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+            os.rename(moved, folder)
+        raise
     finally:
         lock.release()
     return moved
 
 
 def _copy(file: Path, partial: Path, progress: Progress) -> None:
+    """Raises OSError where there is no room, UnreadableError where one of the two disks fails."""
+    try:
+        _copy_pages(file, partial, progress)
+    except apsw.FullError:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(partial.parent)) from None
+    except apsw.Error as error:
+        # The text of an error of SQLite's backup is "not an error"; its code says more.
+        code = apsw.mapping_extended_result_codes.get(error.extendedresult, type(error).__name__)
+        raise UnreadableError(f"{file} cannot be copied to {partial.parent}: {code}") from error
+
+
+def _copy_pages(file: Path, partial: Path, progress: Progress) -> None:
     with open_to_read(file) as source:
         make_private(partial)
         target = apsw.Connection(str(partial))
