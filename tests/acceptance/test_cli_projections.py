@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fencepost
 from tests.serving import ServerProcess
 
@@ -63,3 +65,39 @@ def test_an_operator_sees_versions_and_builds_the_next_one(
     ]
     assert wrong.returncode != 0
     assert "nothing" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("database", "said"),
+    [
+        ("postgresql://127.0.0.1:1/shop", "Connection refused"),
+        ("no/such/folder/shop.db", "unable to open database file: no/such/folder/shop.db"),
+        ("cli_shop.py", "file is not a database"),
+    ],
+)
+@pytest.mark.parametrize("command", [("projections",), ("rebuild", "orders")])
+def test_a_database_that_cannot_be_used_is_one_sentence(
+    server_process: ServerProcess,
+    tmp_path: Path,
+    database: str,
+    said: str,
+    command: tuple[str, ...],
+) -> None:
+    (tmp_path / "cli_shop.py").write_text(SHOP)
+    name, *rest = command
+
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "fencepost", "events", name, "cli_shop:first", *rest),
+            *("--projections", database, "--url", server_process.url),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 3
+    assert done.stderr.startswith("fencepost: the database of the projections cannot be used: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -228,6 +228,14 @@ def _opened(
         fail(f"no server answers: {error}", UNREACHABLE, as_json=as_json)
     except fencepost.FencepostError as error:
         fail(str(error), REFUSED, as_json=as_json)
+    except Exception as error:
+        from fencepost.events.projections.stores import is_of_database
+
+        if database is None or not is_of_database(error):
+            raise
+        # What PostgreSQL's library says goes on with questions on further lines.
+        reason = str(error).strip().partition("\n")[0]
+        fail(f"the database of the projections cannot be used: {reason}", UNREACHABLE)
 
 
 def find_app(target: str) -> App:

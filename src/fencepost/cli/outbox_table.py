@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DATABASE_VARIABLE = "FENCEPOST_OUTBOX_DATABASE"
 MESH_VARIABLE = "FENCEPOST_MESH"
 DEFAULT_SENDER = "outbox"
-"""The server knows a repeated send by its sender too, so relays of different users need one name."""
+"""One name for relays of all users: the server knows a repeated send by its sender too."""
 
 Database = Annotated[
     str | None,

@@ -10,6 +10,7 @@ transaction changes nothing, whatever its handlers would write.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import re
 import sqlite3
 import threading
@@ -499,9 +500,19 @@ class PostgresProjections(ProjectionStore):
         return connection
 
 
+def is_of_database(error: BaseException) -> bool:
+    """Whether an error came from the library of one of the databases."""
+    return isinstance(error, sqlite3.Error) or type(error).__module__.startswith("psycopg")
+
+
 def store_at(address: str) -> ProjectionStore:
     """The store at an address: `postgresql://...`, a file, or `:memory:`."""
     if address.startswith(("postgresql://", "postgres://")):
+        require(
+            importlib.util.find_spec("psycopg") is not None,
+            "projections in PostgreSQL need a library that is not installed here:"
+            " pip install 'fencepost[postgres]'",
+        )
         return PostgresProjections(address)
     require(
         "://" not in address,

@@ -109,8 +109,9 @@ def _copy(file: Path, partial: Path, progress: Progress) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(partial.parent)) from None
     except apsw.Error as error:
         # The text of an error of SQLite's backup is "not an error"; its code says more.
-        code = apsw.mapping_extended_result_codes.get(error.extendedresult, type(error).__name__)
-        raise UnreadableError(f"{file} cannot be copied to {partial.parent}: {code}") from error
+        code = getattr(error, "extendedresult", 0)
+        name = apsw.mapping_extended_result_codes.get(code, type(error).__name__)
+        raise UnreadableError(f"{file} cannot be copied to {partial.parent}: {name}") from error
 
 
 def _copy_pages(file: Path, partial: Path, progress: Progress) -> None:
