@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fencepost
 from fencepost.coordination import TaskClaims
 from tests.acceptance.shell import COMMAND, WAIT_SECONDS, Shell, reader_of
@@ -369,6 +371,33 @@ def test_a_server_that_is_not_there_is_3_and_a_url_that_is_none_is_2(shell: Shel
     assert "fencepost serve" in shell.refusal("ls", "--url", away, code=3)
     assert "cannot reach" in shell.refusal("tail", "-f", "s", code=3, FENCEPOST_URL=away)
     assert "not a URL" in shell.refusal("ls", "--url", "nonsense", code=2)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("a//b", "one or more segments, none of them empty (a//b)."),
+        ("/a", "one or more segments, none of them empty (/a)."),
+        ("../a", "no segments . or .. (../a)."),
+        ("k" * 2_000, "the path of a stream has fewer bytes than these 2,000."),
+    ],
+    ids=["empty segment", "slash in front", "dots", "long"],
+)
+def test_a_path_that_no_stream_may_have_is_told_by_every_command(
+    shell: Shell, path: str, said: str
+) -> None:
+    """The answer to a HEAD, with which all of these begin, cannot carry the server's reason."""
+    for command in (("append", path, "1"), ("head", path), ("tail", path), ("tail", "-f", path)):
+        assert shell.refusal(*command).endswith(said)
+
+
+def test_what_is_given_wrongly_is_named_as_it_is_given(shell: Shell) -> None:
+    shell.client.create("given")
+
+    assert "--token or FENCEPOST_TOKEN" in shell.refusal("ls", "--token", "Bearer x", code=2)
+    assert "--url or FENCEPOST_URL" in shell.refusal("ls", "--url", "ftp://x", code=2)
+    assert "the data is empty" in shell.refusal("append", "given", "", code=2)
+    assert "the data is empty" in shell.refusal("append", "given", "--file", os.devnull, code=2)
 
 
 def test_errors_are_objects_for_programs(shell: Shell) -> None:

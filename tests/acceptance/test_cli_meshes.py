@@ -29,12 +29,19 @@ def terminal(server_process: ServerProcess, tmp_path: Path) -> Terminal:
         ("mesh member none ann", "fencepost mesh create"),
         ("inbox zed --mesh yard", "has no member 'zed'"),
         ("inbox zed --mesh yard", "fencepost mesh list yard"),
+        ("subscriptions show none", "`fencepost subscriptions` shows"),
     ],
 )
 def test_what_is_not_there_is_named_with_the_command_that_helps(
     terminal: Terminal, command: str, advice: str
 ) -> None:
     assert advice in terminal.run(*command.split(), code=1)
+
+
+def test_a_destination_without_its_kind_is_told_the_kinds(terminal: Terminal) -> None:
+    said = terminal.run("send", "ann", "x", "--mesh", "yard", code=2)
+
+    assert "topic:NAME, dm:MEMBER or queue:NAME, not 'ann'" in said
 
 
 def test_a_used_id_is_told_as_the_option_that_it_is(terminal: Terminal) -> None:

@@ -165,7 +165,9 @@ def test_status_shows_the_meshes_and_why_there_is_no_daemon(
     terminal: Terminal, server_process: ServerProcess, tmp_path: Path
 ) -> None:
     folder = tmp_path / "outbox"
-    assert "Start one with `fencepost outbox run`" in terminal.run("outbox", "status", code=3)
+    said = terminal.run("outbox", "status", code=3)
+    assert "Start one with `fencepost outbox run`" in said
+    assert "say --database" in said
     with OutboxProcess(folder, server_process.url, ["shop"], "ben") as process:
         until(lambda: process.get("/v1/health")["status"] == "ok")
         shown = terminal.run("outbox", "status")

@@ -199,6 +199,8 @@ def _text(data: bytes) -> str:
 def checked_json(data: bytes, what: str = "the data") -> msgspec.Raw:
     """The same bytes, if they are a JSON value, without space around them."""
     data = data.strip()
+    if not data:
+        raise CommandError(f"{what} is empty, and that is not JSON", USAGE)
     try:
         data.decode()
         msgspec.json.decode(data, type=msgspec.Raw)

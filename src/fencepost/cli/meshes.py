@@ -209,6 +209,8 @@ def send(
       fencepost send topic:alerts 'disk is full' --id alert-17
       fencepost send queue:jobs 'resize 7.png' --mesh shop --priority now
     """
+    if ":" not in to:
+        fail(f"say where it goes as topic:NAME, dm:MEMBER or queue:NAME, not {to!r}", USAGE)
     given = _checked_meta(meta)
     more: dict[str, Any] = {"priority": priority, "reply_to": reply_to, "meta": given}
     is_for_outbox = url is None and token is None and sender is None
@@ -319,6 +321,8 @@ def check(
     """Hold dedupe rows and messages against each other; exit with 1 if something is wrong."""
     with talking(url, token, as_json=as_json) as client:
         names = [mesh] if mesh else [one.mesh for one in client.meshes()]
+        if not names and not as_json:
+            typer.echo("there are no meshes")
         wrong = 0
         for name in names:
             report = client.mesh(name).check()

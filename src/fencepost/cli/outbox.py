@@ -87,7 +87,8 @@ def asking(socket: Path | None, *, as_json: bool = False) -> Iterator[DaemonOutb
         last = _last_exit(Path(where).parent)
         why = f"; the last one ended: {last['detail']}" if last else ""
         fail(
-            f"no outbox answers at {where} ({error}){why}. Start one with `fencepost outbox run`",
+            f"no outbox answers at {where} ({error}){why}. Start one with `fencepost outbox run`;"
+            " for the rows of an outbox table say --database",
             UNREACHABLE,
             as_json=as_json,
             last_exit=last,

@@ -35,6 +35,7 @@ from rich.text import Text
 
 import fencepost
 from fencepost.cli.profile import ProfileError, resolve
+from fencepost.protocol.paths import check_path
 
 T = TypeVar("T")
 
@@ -100,7 +101,11 @@ def _connected(url: str, token: str | None, retries: fencepost.Retries) -> fence
     try:
         return fencepost.connect(url, token=token, retries=retries)
     except (fencepost.ProtocolError, ValueError) as error:
-        raise CommandError(f"{error}; give --url or FENCEPOST_URL another one", USAGE) from None
+        text = str(error)
+        given = (
+            "--token or FENCEPOST_TOKEN" if text.startswith("token") else "--url or FENCEPOST_URL"
+        )
+        raise CommandError(f"{text}; give {given} another one", USAGE) from None
 
 
 def ask(question: str) -> None:
@@ -188,13 +193,20 @@ def sentence_of(error: BaseException, url: str) -> str:
 
 def _reason(error: fencepost.ResponseError) -> str:
     """The server's sentence; the answer to a HEAD has none, so then what the error means."""
-    detail = error.detail
-    if detail == NO_REASON:
-        detail = (type(error).__doc__ or detail).partition(". ")[0]
-        path = unquote((error.path or "").partition("/v1/stream/")[2])
-        detail += f" ({path})" if path else ""
+    detail = _meaning(error) if error.detail == NO_REASON else error.detail
     shown = printable(detail.strip())
     return shown if shown.endswith((".", "!", "?")) else shown + "."
+
+
+def _meaning(error: fencepost.ResponseError) -> str:
+    meaning = (type(error).__doc__ or error.detail).partition(". ")[0]
+    path = unquote((error.path or "").partition("/v1/stream/")[2])
+    if not path:
+        return meaning
+    if isinstance(error, fencepost.TooLargeError):
+        return f"the path of a stream has fewer bytes than these {len(path.encode()):,}"
+    refused = check_path(path) if error.status == 400 else None
+    return f"{meaning if refused is None else refused.detail} ({path})"
 
 
 _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
@@ -215,6 +227,7 @@ _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
         fencepost.MeshNotFoundError,
         "`fencepost mesh list` shows the meshes there are, `fencepost mesh create` makes one",
     ),
+    (fencepost.SubscriptionNotFoundError, "`fencepost subscriptions` shows those there are"),
     (fencepost.NotFoundError, "Check the URL and the path"),
     (fencepost.OffsetTruncatedError, "The stream begins later now: leave the offset out"),
     (fencepost.StreamDeletedError, "Only its forks are left: use another path"),
@@ -234,6 +247,8 @@ _ADVICE: tuple[tuple[type[fencepost.ResponseError], str], ...] = (
 def _advice(error: fencepost.ResponseError) -> str:
     if isinstance(error, fencepost.TailMovedError) and error.next_offset is not None:
         return f"The tail is {error.next_offset} now: read up to it, then decide again"
+    if isinstance(error, fencepost.TooLargeError) and error.detail == NO_REASON:
+        return ""
     if isinstance(error, fencepost.KeyReusedError) and "conflict" in error.problem:
         return "Give another message another --id"
     for kind, advice in _ADVICE:
