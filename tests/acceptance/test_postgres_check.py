@@ -50,6 +50,16 @@ BREAKING = {
 }
 
 
+def test_a_database_of_another_program_is_not_to_be_migrated() -> None:
+    """`fencepost migrate` would make its tables in a database that was named by mistake."""
+    done = fencepost("check", "--store", shared_server().new_database(migrated=False))
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "fencepost: this database has no tables of Fencepost: name another one\n"
+    )
+
+
 @pytest.fixture(scope="module")
 def url() -> str:
     made = shared_server().new_database()

@@ -34,6 +34,8 @@ def check(settings: PostgresSettings, *, progress: Progress = ignore) -> Report:
     report = Report()
     with closing(connect(settings, readonly=True)) as connection:
         schema = migrate(connection, dry_run=True)
+        if schema.current == 0:
+            raise UnreadableError("this database has no tables of Fencepost: name another one")
         if schema.is_older:
             raise UnreadableError(
                 f"the database has schema version {schema.current}, this Fencepost checks"
