@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,27 @@ def close_books(folder: Path, url: str, *arguments: str) -> tuple[int, str, str]
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_whose_server_is_away_stops_when_asked(
+    folder: Path, stop: signal.Signals
+) -> None:
+    """It does not go on asking until the client gives up, which is an error."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with start(folder, "goods:shop", "--url", f"http://127.0.0.1:{port}") as worker:
+        assert worker.stderr is not None
+        said = ""
+        while "trying again" not in said:
+            said = worker.stderr.readline()
+            assert said
+
+        worker.send_signal(stop)
+
+        _, rest = worker.communicate(timeout=WAIT_S)
+    assert worker.returncode == 0
+    assert rest.endswith("has stopped\n")
 
 
 def test_an_operator_closes_books_and_is_told_who_lags(folder: Path, server: ServerProcess) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +29,13 @@ from fencepost.client.group_worker import (
 from fencepost.client.groups import Acked, GroupInfo, Lease, LeaseAck, Leases, RenewedItem
 from fencepost.client.handlers import async_check_handler
 from fencepost.client.wires import async_call
+
+
+T = TypeVar("T")
+
+STOP_SECONDS = 3.0
+"""How long a worker that is asked to stop waits for an answer; longer than a claim waits for work,
+because the leases of a claim that is given up are lost until they expire."""
 
 
 class AsyncWork(Protocol):
@@ -107,7 +114,12 @@ async def async_work_leases(
     `prepare` may change the leases of a claim before they are handled. With `until_idle` it returns
     when there is nothing to claim: the time when the next target comes due, if there is one.
     """
-    lease_ms = options.lease_ms or (await group.info()).lease_ms
+    lease_ms = options.lease_ms
+    if lease_ms is None:
+        info = await unless_stopped(group.info(), stopping)
+        if info is None:
+            return None
+        lease_ms = info.lease_ms
     crew = _AsyncCrew(group, handle, options, prepare, on_acked, breaker, stopping)
     renewing = asyncio.create_task(crew.renew_every(lease_ms / 3000))
     try:
@@ -219,7 +231,7 @@ class _AsyncCrew:
         wait_ms = WAIT_MS if self._stopping is None else STOPPABLE_WAIT_MS
         if options.until_idle:
             wait_ms = options.idle_wait_ms
-        return await self._group.claim(
+        claim = self._group.claim(
             options.worker,
             streams_max=free,
             events_max=options.events,
@@ -227,6 +239,7 @@ class _AsyncCrew:
             lane=options.lane,
             wait_ms=0 if self.running else wait_ms,
         )
+        return await unless_stopped(claim, self._stopping) or Leases(leases=[], due_ms=0)
 
     async def _ack(self, free: int) -> Leases:
         """Ack together what has ended; with free hands claim in the same request."""
@@ -286,6 +299,27 @@ class _AsyncCrew:
                 await self._ack(0)
             except Exception as error:
                 self._failed(error)
+
+
+async def unless_stopped(
+    asking: Coroutine[Any, Any, T], stopping: asyncio.Event | None
+) -> T | None:
+    """The result of a request; None if `stopping` is set and no answer comes soon.
+
+    The client asks a server that is away again for a minute, which is longer than a worker that is
+    to stop should take.
+    """
+    if stopping is None:
+        return await asking
+    asked, stop = asyncio.create_task(asking), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((asked, stop), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((asked,), timeout=STOP_SECONDS)
+        return asked.result() if asked.done() else None
+    finally:
+        for task in (asked, stop):
+            task.cancel()
+        await asyncio.gather(asked, stop, return_exceptions=True)
 
 
 async def _pause(seconds: float, stopping: asyncio.Event | None) -> None:

@@ -24,7 +24,7 @@ import msgspec
 from fencepost.client.aio.connections import AsyncDriver
 from fencepost.client.aio.groups import AsyncGroup
 from fencepost.client.effects import Operation
-from fencepost.client.group_tasks import async_work_leases
+from fencepost.client.group_tasks import async_work_leases, unless_stopped
 from fencepost.client.group_threads import work_leases
 from fencepost.client.group_worker import Breaker, Working
 from fencepost.client.groups import Acked, Lease, LeaseAck, Leases, RenewedItem
@@ -250,7 +250,9 @@ async def async_work_app(
     """Run reactions until cancelled, or until `stopping` is set."""
     with _threads(staff.options.streams) as threads:
         drain = _async_drain(driver, staff, threads, staff.app.tell)
-        await driver.run(make_group(driver.settings, staff.app.name, staff.app.settings.start))
+        making = make_group(driver.settings, staff.app.name, staff.app.settings.start)
+        if await unless_stopped(driver.run(making), stopping) is None:
+            return
         breaker = Breaker()
         async with correlating_in_task(driver, drain.correlating):
             await _async_leases(driver, group, drain, staff.options, breaker, stopping)
