@@ -112,9 +112,7 @@ def close_books(folder: Path, url: str, *arguments: str) -> tuple[int, str, str]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_whose_server_is_away_stops_when_asked(
-    folder: Path, stop: signal.Signals
-) -> None:
+def test_a_worker_whose_server_is_away_stops_when_asked(folder: Path, stop: signal.Signals) -> None:
     """It does not go on asking until the client gives up, which is an error."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

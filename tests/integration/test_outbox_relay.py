@@ -18,6 +18,7 @@ from fencepost.client.aio import AsyncMesh
 from fencepost.client.meshes import SendReceipt
 from fencepost.clock import SystemClock
 from fencepost.outbox import IdUsedError, Outbox, OutboxDatabaseError
+from fencepost.outbox import relay as relaying
 from fencepost.outbox.database import HEADS, Finished, OutboxDatabase, Wanted, open_outbox
 from fencepost.outbox.relay import Counts, Relay, RelaySettings, TermsRefusedError
 from fencepost.outbox.states import (
@@ -370,6 +371,30 @@ async def test_a_failed_send_waits_and_those_behind_it_wait_too(shop: Shop) -> N
     attempts = "select attempts from fencepost_outbox order by id"
     assert select(shop.address, attempts) == [(1,), (2,), (1,)]
     assert shop.counts["retries"] == 1
+
+
+async def test_a_server_that_is_away_is_said_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, ask = itertools.count(1), relaying.terms_of
+
+    async def terms_of(mesh: AsyncMesh, max_age: int | None) -> relaying.Terms:
+        if next(asked) <= 20:
+            raise fencepost.ConnectionFailedError("refused")
+        return await ask(mesh, max_age)
+
+    monkeypatch.setattr(relaying, "terms_of", terms_of)
+    monkeypatch.setattr(relaying, "AWAY_MS", 1)
+    shop.send("topic:orders", 1, "one")
+
+    async with shop.relaying():
+        await until(lambda: shop.status() == {"done": 1})
+
+    said = [one.message for one in caplog.records if one.name == relaying.log.name]
+    assert said == [
+        f"the server cannot be asked for the mesh {shop.mesh!r}, and is asked again: refused",
+        f"the server answers for the mesh {shop.mesh!r}",
+    ]
 
 
 async def test_terms_that_the_server_refuses_end_a_relay(shop: Shop) -> None:

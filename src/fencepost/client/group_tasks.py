@@ -30,7 +30,6 @@ from fencepost.client.groups import Acked, GroupInfo, Lease, LeaseAck, Leases, R
 from fencepost.client.handlers import async_check_handler
 from fencepost.client.wires import async_call
 
-
 T = TypeVar("T")
 
 STOP_SECONDS = 3.0

@@ -160,6 +160,8 @@ class Relay:
         self._settings = settings or RelaySettings()
         self._counted = Counts() if counted is None else counted
         self._terms: dict[str, Terms] = {}
+        self._unanswered: set[str] = set()
+        """Meshes whose server is away, which the log has said once."""
         self._held: dict[str, _Held] = {}
         self._finished: list[Finished] = []
         self._woken = asyncio.Event()
@@ -375,8 +377,14 @@ class Relay:
                 refused = isinstance(error, ResponseError) and error.status not in REPEATED
                 if isinstance(error, TermsRefusedError) or refused or not patient:
                     raise
-                if name not in self._terms:
-                    log.warning("the server cannot be asked for the mesh %r: %s", name, error)
+                if name not in self._terms and name not in self._unanswered:
+                    self._unanswered.add(name)
+                    said = "the server cannot be asked for the mesh %r, and is asked again: %s"
+                    log.warning(said, name, error)
+            else:
+                if name in self._unanswered:
+                    self._unanswered.remove(name)
+                    log.warning("the server answers for the mesh %r", name)
         return self._terms.keys() == self._meshes.keys()
 
     # Hearing of new rows
