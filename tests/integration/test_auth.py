@@ -414,6 +414,27 @@ def test_principals_in_the_environment_must_be_json(tmp_path: Path) -> None:
     assert "is a list of tables" in refusal(tmp_path, "", FENCEPOST_PRINCIPALS='{"name": 1}')
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--verbs", "read,write"), "there is no verb 'write'; there are read, append, "),
+        (("--streams", "orders//*"), "--streams 'orders//*': "),
+    ],
+)
+def test_a_token_is_not_made_with_a_grant_that_the_server_would_refuse(
+    options: tuple[str, ...], said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fencepost", "token", "new", "carl", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"fencepost: {said}")
+
+
 def test_a_new_token_works_with_the_lines_that_came_with_it(tmp_path: Path) -> None:
     made = subprocess.run(
         [
