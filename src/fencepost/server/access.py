@@ -174,7 +174,7 @@ def require(principal: Principal, verbs: int, path: str) -> None:
     missing = verbs & ~principal.verbs_on(path)
     if missing:
         names = [name for name, verb in VERBS.items() if verb & missing]
-        raise forbidden(f"you lack the verb {' and '.join(names)} here")
+        raise forbidden(f"you lack the verb {' and '.join(names)} on {path}")
 
 
 # Requests to one stream
@@ -188,7 +188,7 @@ def writes_allowed(request: Request, verbs: int, path: str) -> None:
 
 def read_allowed(request: Request, path: str) -> None:
     if request.principal is not None and not request.principal.may_read(path):
-        raise forbidden("you lack the verb read here")
+        raise forbidden(f"you lack the verb read on {path}")
 
 
 def delete_allowed(request: Request, path: str) -> None:

@@ -136,7 +136,7 @@ class Sending:
             send = in_scope(send, access.scope_of(principal))
         path = destination_path(mesh, send.kind, send.ref)
         if principal is not None and not principal.may(APPEND, path):
-            return SendAnswer(403, "forbidden", {"detail": "you lack the verb append here"})
+            return SendAnswer(403, "forbidden", {"detail": f"you lack the verb append on {path}"})
         return send
 
     def answer(self, mesh: str, send: Send, outcome: SendOutcome | Failure) -> SendAnswer:
