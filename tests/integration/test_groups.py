@@ -406,6 +406,19 @@ def test_operators_block_nothing_but_can_free_everything(wire: Connection) -> No
     assert [w["leases"] for w in team.get("workers")["workers"]] == [2]
 
 
+def test_a_target_that_is_reset_ahead_of_the_watermark_gets_all_behind_that(team: Team) -> None:
+    """What was appended since the last claim is noted by the next one, by its first and last."""
+    team.fill("a")
+    [lease] = team.claim()
+    team.ack(lease)
+    positions = team.fill(*["a"] * 5)
+
+    body_of(team.post("reset", targets=[f"{team.name}/a"], at=positions[1]))
+
+    [lease] = team.claim()
+    assert [event["position"] for event in lease["events"]] == positions[2:]
+
+
 def test_messages_are_a_queue_whose_rows_go_with_their_acks(wire: Connection) -> None:
     team = Team(wire, targets="message")
     team.fill("q", "q", "q")

@@ -446,7 +446,7 @@ def decide_correlate(
             refused = _tell(group, row, item, told)
             if refused is not None:
                 return refused
-        row = _correlate(row, item, now_ms)
+        row = _correlate(row, item, now_ms, is_first=item.target not in changed)
         lanes[row.lane] = None
         changed[item.target] = row
     if group.targets_count + new > targets_max:
@@ -495,8 +495,12 @@ def _new_row(group: Group, item: Correlated) -> Target:
     return Target(item.target, item.source, at=at, token=group.token_floor)
 
 
-def _correlate(row: Target, item: Correlated, now_ms: int) -> Target:
-    waits_from = row.waits_from if row.at < row.work_to else max(item.position, row.at + 1)
+def _correlate(row: Target, item: Correlated, now_ms: int, *, is_first: bool) -> Target:
+    waits_from = row.waits_from
+    # Between the first item and the others there may be events without an item. A target that
+    # stands among them begins behind where it stands, and not at the next item.
+    if is_first and row.at >= row.work_to:
+        waits_from = max(item.position, row.at + 1)
     return row._replace(
         work_to=max(row.work_to, item.position),
         waits_from=waits_from,

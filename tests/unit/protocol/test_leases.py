@@ -306,6 +306,16 @@ def test_new_work_of_a_target_that_was_done_waits_from_its_own_position() -> Non
     assert (decision.rows["a"].waits_from, decision.rows["a"].work_to) == (15, 15)
 
 
+def test_a_target_that_stands_inside_new_work_waits_from_where_it_stands() -> None:
+    """Of many events of a stream a correlation names the first and the last."""
+    ends = (Correlated("a", "a", 5), Correlated("a", "a", 15))
+
+    decision = correlate(group(), *ends, rows=(waiting("a", last=3, at=9),))
+
+    assert isinstance(decision, CorrelationDecision)
+    assert (decision.rows["a"].waits_from, decision.rows["a"].work_to) == (10, 15)
+
+
 def test_correlation_leaves_a_lease_alone() -> None:
     decision = correlate(group(), Correlated("a", "a", 15), rows=(leased("a"),))
 
