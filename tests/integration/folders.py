@@ -136,8 +136,20 @@ async def _groups(subject: Subject) -> None:
     told = await grouping.made(subject, "told", targets="computed")
     mine = [Correlated("skus/tea", "orders/**", at, note="note") for at in range(position + 1)]
     told = await grouping.correlate(subject, told, *mine, until=position)
+    await _widened(subject, position)
     await grouping.made(subject, "gone")
     await grouping.ask(subject, DeleteGroup("gone"))
+
+
+async def _widened(subject: Subject, until: int) -> None:
+    """A computed target that parked an event of one stream, and got those of others later."""
+    group = await grouping.made(subject, "widened", targets="computed")
+    first = Correlated("skus/milk", "orders/idle", 0)
+    group = await grouping.correlate(subject, group, first, until=0)
+    [row] = await grouping.claimed(subject, group)
+    assert await grouping.failed(subject, group, row, park=True) == "parked"
+    more = Correlated("skus/milk", "orders/**", until)
+    await grouping.correlate(subject, group, more, until=until)
 
 
 async def _meshes(subject: Subject) -> None:

@@ -436,7 +436,7 @@ def decide_correlate(
             row = _new_row(group, item)
             new += 1
         elif row.source != item.source:
-            source = _wider(row.source, item.source)
+            source = wider(row.source, item.source)
             if source is None:
                 return GroupInvalid(
                     f"the target {item.target!r} has the source {row.source!r}, not {item.source!r}"
@@ -476,7 +476,7 @@ def _tell(group: Group, row: Target, item: Correlated, told: list[Told]) -> Grou
     return None
 
 
-def _wider(one: str, other: str) -> str | None:
+def wider(one: str, other: str) -> str | None:
     """The source that holds every stream of both; None when neither holds the other.
 
     A target that begins as a stream may get the events of other streams later. Its worker sorts out

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from fencepost.protocol.groups import Group
-from fencepost.protocol.leases import Target
+from fencepost.protocol.leases import Target, wider
 from fencepost.store.check.report import Report, Rows
 from fencepost.store.sql import Row
 from fencepost.store.write.groups import DELETED, group_from_row, state_of, target_from_row
@@ -211,7 +211,8 @@ class GroupCheck:
             if group.settings.targets != "message" or replaying:
                 add("parked_without_target", where, "its target does not exist")
             work_to = group.watermark
-        elif source != of_source:
+        elif wider(source, of_source) != of_source:
+            # The source of a computed target may have grown since.
             add("parked_wrong", where, f"of {source}, the target is of {of_source}")
         if not 0 <= position <= work_to or position > self._head:
             add("parked_wrong", where, f"work reaches {work_to}, the log ends at {self._head}")
