@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import msgspec
 import psycopg
@@ -524,6 +524,31 @@ async def test_a_session_that_ended_between_two_quick_turns_leaves_nothing_in_do
     assert store.turns.counted.unknown == 0
     assert await content(store, "s") == b"."
     assert store.decider.counters().appends == before.appends + 1
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("lock", ["SELECT FROM counters FOR UPDATE", "LOCK log IN EXCLUSIVE MODE"])
+async def test_a_session_that_ends_before_the_end_of_its_turn_leaves_nothing_in_doubt(
+    store: PostgresStore, postgres_dsn: str, is_quick: bool, lock: LiteralString
+) -> None:
+    if is_quick:
+        await write_alone(store)
+    waiting = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with psycopg.connect(postgres_dsn) as holder:
+        holder.execute(lock)
+        asking = asyncio.create_task(asked(store.append, append("s", b".")))
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            while not holder.execute(waiting).fetchall():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while not store.turns.counted.failed:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    assert isinstance(await asking, Appended)
+    assert store.turns.counted.unknown == 0
+    assert await content(store, "s") == b"."
 
 
 async def test_a_turn_that_comes_too_late_is_taken_again_and_counts_once(postgres_dsn: str) -> None:

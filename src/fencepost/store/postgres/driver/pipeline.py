@@ -74,6 +74,9 @@ class Pipeline:
         self._prepared: dict[_Key, bytes] = {}
         self._names = 0
         self._notified: list[bytes] = []
+        self.cut_off_count = 0
+        """How many answers of the last stretch were still to come, behind the one in whose place
+        the server said that it ends the session; -1 when it said so behind all of them."""
         # Of the wait that is under way:
         self._loop = asyncio.get_running_loop()
         self._socket = -1
@@ -90,8 +93,15 @@ class Pipeline:
         A statement that is refused keeps those after it from being carried out, and is an error.
         The database begins with the first ones while later ones are still being packed.
         """
+        self.cut_off_count = -1
         prepared = self._send(stretch)
-        await self._receive()
+        try:
+            await self._receive()
+        except psycopg.Error as error:
+            if error.sqlstate is not None:
+                answered = sum(result.status in _GOOD for result in self._results)
+                self.cut_off_count = len(prepared) - answered - 1
+            raise
         self._pgconn.exit_pipeline_mode()
         results, self._results = self._results, []
         for result in results:
@@ -438,8 +448,10 @@ class WritingConnection:
             results = await self._pipeline.exchange(self._doubted(written, ending))
         except psycopg.Error as error:
             # A statement that is refused undoes the transaction. The end of the session does so
-            # too, unless it came after the COMMIT, whose answer it then overtakes.
-            self._in_doubt = self._in_doubt and (self.raw.closed or ends_session(error))
+            # too, unless it came in the COMMIT or after it, whose answer it then overtakes.
+            is_undone = self._pipeline.cut_off_count >= len(ending)
+            is_over = self.raw.closed or ends_session(error)
+            self._in_doubt = self._in_doubt and is_over and not is_undone
             raise
         self._in_doubt = False
         return results
