@@ -384,6 +384,26 @@ def test_an_event_of_another_stream_is_not_parked_for_a_target(team: Team) -> No
     assert body_of(team.post("park", events=asked[:1]))["changed"] == 1
 
 
+def test_an_event_that_a_computed_target_was_not_told_of_is_not_parked_for_it(
+    wire: Connection,
+) -> None:
+    """What it is not known to have been told of or not, the operator may park."""
+    team = Team(wire, targets="computed")
+    at = team.fill(*"abcdef")
+    source = f"{team.name}/**"
+    told = [{"target": "t", "source": source, "position": at[n], "note": "n"} for n in (1, 3)]
+    untold = {"target": "t", "source": source, "position": at[5]}
+    after = team.get()["correlated"]
+    body_of(team.post("correlate", after=after, until=at[5], targets=[*told, untold]))
+    team.claim(lease_ms=60_000)
+
+    refused = [team.post("park", events=[{"target": "t", "position": at[n]}]) for n in (0, 2)]
+    parked = [team.post("park", events=[{"target": "t", "position": at[n]}]) for n in (1, 3, 4)]
+
+    assert [code_of(reply) for reply in refused] == ["target_not_found"] * 2
+    assert [body_of(reply)["changed"] for reply in parked] == [1, 1, 1]
+
+
 def test_operators_block_nothing_but_can_free_everything(wire: Connection) -> None:
     team = Team(wire, retries_max=0)
     team.fill("a", "b")

@@ -326,7 +326,9 @@ class Groups:
         """The first of some events that its target does not have; None when there is none.
 
         What is parked must be an event, or the number of another stream's event is set aside for
-        the one that is meant, and can never be given out again. Unknown targets are told later.
+        the one that is meant, and can never be given out again. Of a computed target it must be one
+        that it was told of, as far as that is known: what it was told of next says so. Unknown
+        targets are told later.
         """
         group = await self._reads.find(name) if events else None
         if group is None:
@@ -334,12 +336,18 @@ class Groups:
         rows = {target: await self._reads.target(group.id, target) for target, _ in events}
         asked = [(row, position) for target, position in events if (row := rows[target])]
         spans = [EventSpan(row.source, position - 1, position) for row, position in asked]
+        if group.settings.targets == "computed":
+            spans = [
+                span._replace(until=max(position, row.work_to), told=(group.id, row.target))
+                for span, (row, position) in zip(spans, asked, strict=True)
+            ]
         names, bytes_max = group.settings.names, self._groups.claim_bytes_max
         for at in range(0, len(spans), PARK_PIECE):
             piece = spans[at : at + PARK_PIECE]
             found = await self._reads.events(piece, names, events_max=1, bytes_max=bytes_max)
             for (row, position), answer in zip(asked[at:], found, strict=False):
-                if not answer.events and answer.read_to >= position:
+                found_at = next((event.position for event in answer.events), answer.read_to + 1)
+                if found_at > position:
                     return f"{row.target}@{position}"
         return None
 
