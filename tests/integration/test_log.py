@@ -463,8 +463,10 @@ def test_a_bad_parameter_of_a_plan_is_refused_by_name(
 )
 def test_a_form_that_there_is_not_is_refused(client: Client, accept: str, live: str) -> None:
     reply = client.log(live, Accept=accept)
+    head = client.ask("HEAD", f"/v1/log?{live}", Accept=accept)
 
     assert (reply.status, reply.json()["code"]) == (406, "not_acceptable")
+    assert head.status == 406
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/x-ndjson", "text/html, */*;q=0.1"])

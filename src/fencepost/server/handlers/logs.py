@@ -119,6 +119,10 @@ class Logs:
                     " leave columns out",
                 )
             query = query._replace(columns=columns)
+        if live == "sse" and form.content_type != NDJSON:
+            raise _not_acceptable(
+                "events carry JSON lines: Arrow is for catching up and long-polls"
+            )
         if live is not None and query.descending:
             raise bad("order_invalid", "order=desc reads what is there: it cannot be live")
         return query, form, live
@@ -132,10 +136,6 @@ class Logs:
         principal = name_of(request.principal)
         if live == "long-poll":
             return await self._long_poll(query, form, principal)
-        if form.content_type != NDJSON:
-            raise _not_acceptable(
-                "events carry JSON lines: Arrow is for catching up and long-polls"
-            )
         return await self._events(query, form, principal)
 
     def _query(self, parameters: Parameters, resumed: int | None, request: Request) -> LogQuery:
