@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import pytest
 
 import fencepost
+from fencepost.client.errors import ResponseError
 from fencepost.events import (
     App,
     AppSettings,
@@ -456,3 +457,21 @@ def test_an_app_that_is_told_more_than_fits_handles_some_before_it_is_told_the_r
         noted = [event.data["quantity"] for event in shop.query(stream=version.notes)]
         assert sorted(noted) == list(range(20))
         assert shop.group.stats()["told"] == 0
+
+
+async def test_an_app_whose_targets_are_all_blocked_settles_with_the_bound_that_it_has_reached(
+    tmp_path: Path,
+) -> None:
+    version = Version("shop", RESOLVERS[0], set(range(9)), "block", start="first")
+    with ServerProcess(tmp_path, environment={"FENCEPOST_GROUPS_TOLD_MAX": "3"}) as server:
+        with fencepost.connect(server.url) as client, version.app.open(client) as shop:
+            for quantity in range(9):
+                shop.do(Order.place, f"o{quantity}", sku="tea", quantity=quantity)
+            with pytest.raises(ResponseError) as refused:
+                shop.settle()
+        async with fencepost.connect_async(server.url) as other, version.app.open(other) as again:
+            with pytest.raises(ResponseError) as refused_again:
+                await again.settle()
+
+    for error in (refused.value, refused_again.value):
+        assert error.problem["limit"] == "told_max"

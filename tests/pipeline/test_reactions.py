@@ -14,15 +14,24 @@ from typer.testing import CliRunner
 
 import fencepost
 from fencepost.cli.pipeline import app as cli
+from fencepost.client.errors import ResponseError
 from fencepost.client.groups import Lease
-from fencepost.events import OpenApp, ProjectionLostError
+from fencepost.events import (
+    App,
+    Context,
+    NonRetryableError,
+    OpenApp,
+    ProjectionLostError,
+    Recorded,
+    Retry,
+)
 from fencepost.events.projections.stores import Taken
 from fencepost.pipeline import reactions, rebuilds
 from fencepost.pipeline.connection import Connection
 from fencepost.pipeline.errors import OptionError
 from fencepost.pipeline.rebuilds import rebuild
 from fencepost.testing.postgres import shared_server
-from tests.pipeline.reaction_app import Job, app, async_app, tally_1, tally_2
+from tests.pipeline.reaction_app import Asked, Job, app, async_app, tally_1, tally_2
 from tests.serving import ServerProcess
 
 if TYPE_CHECKING:
@@ -92,6 +101,22 @@ def test_an_app_travels_as_an_object_and_its_failures_are_parked(
     with fencepost.connect(own_server.url) as client:
         [parked] = client.group("spark-app").parked()
     assert "poison" in parked.error
+
+
+def test_a_drain_in_which_all_is_blocked_ends_with_the_bound_that_it_has_reached(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stuck = App("spark-stuck", entities=[Job])
+
+    @stuck.reaction(Asked, retry=Retry(0))
+    def fail(_event: Recorded[Asked], _context: Context) -> None:
+        raise NonRetryableError("not yet")
+
+    with ServerProcess(tmp_path, environment={"FENCEPOST_GROUPS_TOLD_MAX": "3"}) as server:
+        _ask(server.url)
+
+        with pytest.raises(ResponseError, match="told_max"):
+            reactions.drain(spark, stuck, options={"url": server.url}, tasks=1)
 
 
 def test_async_handlers_run_on_executors_too(

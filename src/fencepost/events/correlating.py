@@ -64,16 +64,22 @@ class Correlating:
         self._group = group
         self._registry = registry
         self._watermark: int | None = None
+        self._began_at: int | None = None
 
-    def to_head(self) -> Operation[bool]:
+    def to_head(self, *, is_moving: bool = True) -> Operation[bool]:
         """Correlate what there is, or as much as the server takes before some of it is handled;
-        whether there was anything for a reaction."""
+        whether there was anything for a reaction.
+
+        When nothing is being handled (`is_moving`), it raises where the server takes none at all.
+        """
         try:
             return (yield from self._go_on(live=False, stopped=lambda: False))
         except ResponseError as error:
-            if error.problem.get("limit") in FULL:
-                return True
-            raise
+            if error.problem.get("limit") not in FULL:
+                raise
+            if not is_moving and self._watermark == self._began_at:
+                raise
+            return True
 
     def catch_up(self) -> Operation[None]:
         """Correlate what there is, up to the very head; raises if there is no such group."""
@@ -91,7 +97,7 @@ class Correlating:
         idle_positions_max: int = IDLE_POSITIONS_MAX,
     ) -> Operation[bool]:
         info = yield from groups.show_group(self._settings, self._group)
-        self._watermark = info.correlated
+        self._watermark = self._began_at = info.correlated
         query = query_of({**self._registry.selection(), "pruned": "skip"})
         reader = LogReader(self._settings, query, after=info.correlated, until=None, live=live)
         reader.stopped = stopped

@@ -319,7 +319,8 @@ async def async_settle(
                 )
                 acked = tally.acked
                 due_ms = await _async_leases(driver, group, drain, chosen, None, None)
-                noted = await driver.run(drain.correlating.to_head())
+                is_moving = due_ms is not None or tally.acked > acked
+                noted = await driver.run(drain.correlating.to_head(is_moving=is_moving))
                 if due_ms is None and not noted and tally.acked == acked:
                     break
                 wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0
@@ -460,7 +461,8 @@ def settle(
             chosen = msgspec.structs.replace(staff.options, until_idle=True, idle_wait_ms=wait_ms)
             acked = tally.acked
             due_ms = _sync_leases(driver, group, drain, chosen, None, None)
-            noted = driver.run(drain.correlating.to_head())
+            is_moving = due_ms is not None or tally.acked > acked
+            noted = driver.run(drain.correlating.to_head(is_moving=is_moving))
             if due_ms is None and not noted and tally.acked == acked:
                 break
             wait_ms = SETTLE_WAIT_MS if due_ms is not None else 0

@@ -102,7 +102,7 @@ def drain(
         while not stop.is_set():
             leases, is_due = claims.next()
             if not leases:
-                if not claims.note() and not is_due and not follow:
+                if not claims.note(is_moving=is_due or follow) and not is_due and not follow:
                     break
                 continue
             rounds += 1
@@ -149,9 +149,9 @@ class _Claims:
         self._wait_ms = 0 if taken.leases else WAIT_MS
         return taken.leases, taken.due_ms is not None
 
-    def note(self) -> bool:
+    def note(self, *, is_moving: bool = True) -> bool:
         """Note which targets new events concern; whether there were any."""
-        return bool(self._driver.run(self._correlating.to_head()))
+        return bool(self._driver.run(self._correlating.to_head(is_moving=is_moving)))
 
     def round_of(
         self, app: App | str, connection: Connection, leases: list[Lease], tasks: int
