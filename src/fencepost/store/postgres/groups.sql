@@ -192,6 +192,38 @@ ON CONFLICT (group_id, target, position) DO UPDATE SET
 DELETE FROM told t USING unnest($1::bigint[], $2::text[], $3::bigint[]) AS n (group_id, target, position)
 WHERE t.group_id = n.group_id AND t.target = n.target AND t.position <= n.position
 
+-- name: told_after
+-- Some rows in the order of their table, and whether nothing needs them: servers that do not know the table
+-- have moved the target past them, or removed the group.
+SELECT t.group_id, t.target, t.position, coalesce(
+    t.position <= l.at_position, NOT EXISTS (SELECT FROM groups g WHERE g.id = t.group_id)
+)
+FROM (
+    SELECT group_id, target, position FROM told
+    WHERE (group_id, target, position) > ($1::bigint, $2::text, $3::bigint)
+    ORDER BY group_id, target, position LIMIT $4
+) t
+LEFT JOIN leases l ON l.group_id = t.group_id AND l.target = t.target
+ORDER BY t.group_id, t.target, t.position
+
+-- name: forget_told
+-- Remove the rows between two places that nothing needs.
+DELETE FROM told t
+WHERE (group_id, target, position) > ($1::bigint, $2::text, $3::bigint)
+    AND (group_id, target, position) <= ($4::bigint, $5::text, $6::bigint)
+    AND coalesce(
+        (
+            SELECT t.position <= l.at_position FROM leases l
+            WHERE l.group_id = t.group_id AND l.target = t.target
+        ),
+        NOT EXISTS (SELECT FROM groups g WHERE g.id = t.group_id)
+    )
+
+-- name: forget_told_counts
+-- Remove the counts of groups that are gone with all of their rows.
+DELETE FROM told_counts c
+WHERE told = 0 AND NOT EXISTS (SELECT FROM groups g WHERE g.id = c.group_id)
+
 -- name: count_told_of
 -- The same for several groups.
 SELECT group_id, told FROM told_counts WHERE group_id = ANY ($1::bigint[])
