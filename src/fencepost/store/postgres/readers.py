@@ -36,8 +36,14 @@ T = TypeVar("T")
 class Slot:
     """The connection of one reader thread, which is made when it is first used."""
 
-    def __init__(self, connect: Callable[[], PostgresConnection], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], PostgresConnection],
+        connected: Callable[[PostgresConnection], None],
+        lost: Callable[[], None],
+    ) -> None:
         self._connect = connect
+        self._connected = connected
         self._lost = lost
         self._connection: PostgresConnection | None = None
 
@@ -47,6 +53,7 @@ class Slot:
             try:
                 if self._connection is None:
                     self._connection = self._connect()
+                    self._connected(self._connection)
                 return work(self._connection)
             except psycopg.Error as error:
                 if not is_away(error):
@@ -74,9 +81,11 @@ class PostgresReaders(Readers[PostgresConnection]):
         threads: int,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`lost` is called in a thread that has lost its connection, before it reads again."""
+        """`lost` is called in a thread that has lost its connection, and in one that has reached
+        another server than those before, before it reads."""
         self._connect = connect
         self._lost = lost
+        self._server: str | None = None
         self._local = threading.local()
         self._slots: list[Slot] = []
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fencepost-reader")
@@ -84,9 +93,16 @@ class PostgresReaders(Readers[PostgresConnection]):
     def _run(self, work: Callable[[PostgresConnection], T]) -> T:
         slot: Slot | None = getattr(self._local, "slot", None)
         if slot is None:
-            slot = self._local.slot = Slot(self._connect, self._lost)
+            slot = self._local.slot = Slot(self._connect, self._connected, self._lost)
             self._slots.append(slot)
         return slot.run(work)
+
+    def _connected(self, connection: PostgresConnection) -> None:
+        """Notice that another server has taken the place of the one before: other threads may not
+        have heard the end of it yet."""
+        if connection.server != self._server:
+            self._server = connection.server
+            self._lost()
 
     def close(self) -> None:
         self._pool.shutdown()

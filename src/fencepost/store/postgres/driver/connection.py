@@ -77,9 +77,10 @@ STATEMENTS_MAX = 1_000
 """Prepared statements of a connection: more than there are."""
 SERVER = (
     b"SELECT current_setting('server_version_num')::int, current_setting('server_encoding'),"
-    b" pg_is_in_recovery(), current_setting('fsync'), current_setting('synchronous_commit')"
+    b" pg_is_in_recovery(), current_setting('fsync'), current_setting('synchronous_commit'),"
+    b" pg_postmaster_start_time()::text"
 )
-"""The query whose answer `judge` takes."""
+"""The query whose answer `judge` takes, but for the last column, by which servers differ."""
 
 
 class UnusableDatabaseError(psycopg.OperationalError):
@@ -127,9 +128,10 @@ def connect(
         adapt(raw)
         row = raw.execute(SERVER, prepare=False).fetchone()
         assert row is not None
-        judge(row, writes=not readonly)
+        *server, started = row
+        judge(server, writes=not readonly)
         text, values = session(
-            synchronous_commit=row[-1],
+            synchronous_commit=server[-1],
             lock_timeout_ms=lock_timeout_ms,
             statement_timeout_ms=statement_timeout_ms,
             idle_in_transaction_timeout_ms=settings.turn_idle_ms,
@@ -138,7 +140,7 @@ def connect(
     except BaseException:
         raw.close()
         raise
-    return PostgresConnection(raw, writes=not readonly)
+    return PostgresConnection(raw, writes=not readonly, server=started)
 
 
 def adapt(raw: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> None:
@@ -149,7 +151,7 @@ def adapt(raw: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> None:
     register_arrays(raw)
 
 
-def judge(server: Row, *, writes: bool) -> None:
+def judge(server: Sequence[Any], *, writes: bool) -> None:
     """Raise unless a server that answers `SERVER` like this can be used, and be written to."""
     version, encoding, is_standby, fsync, synchronous_commit = server
     if version < VERSION_MIN:
@@ -244,13 +246,15 @@ def _listening(
 
 
 class PostgresConnection:
-    """A connection as the store uses it; `raw` is psycopg's own."""
+    """A connection as the store uses it; `raw` is psycopg's own, `server` tells the server from
+    another one that has taken its place."""
 
     after_every_text = "\U0010ffff" * 1025
     """The last character, more often than it fits into any text that we keep an order of."""
 
-    def __init__(self, raw: PatientConnection, *, writes: bool) -> None:
+    def __init__(self, raw: PatientConnection, *, writes: bool, server: str) -> None:
         self.raw = raw
+        self.server = server
         self._begin = b"BEGIN" if writes else b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
         self._cursor = raw.cursor(binary=True)
         self._entered: list[bool] = []  # for each `with` block, whether it began the transaction

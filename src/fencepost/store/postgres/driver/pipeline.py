@@ -349,9 +349,10 @@ class WritingConnection:
             cursor = await raw.execute(SERVER, prepare=False)
             row = await cursor.fetchone()
             assert row is not None
-            judge(row, writes=True)
+            *server, _ = row
+            judge(server, writes=True)
             text, values = session(
-                synchronous_commit=row[-1],
+                synchronous_commit=server[-1],
                 lock_timeout_ms=settings.turn_wait_ms,
                 # The wait for a turn is a statement as well.
                 statement_timeout_ms=max(settings.read_timeout_ms, settings.turn_wait_ms),
