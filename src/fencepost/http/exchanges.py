@@ -14,6 +14,8 @@ import logging
 from collections import deque
 from typing import Protocol
 
+import msgspec
+
 from fencepost.http.front import Front
 from fencepost.http.messages import Answer, Cancellable, Request
 from fencepost.http.problems import failure
@@ -45,43 +47,24 @@ class Owner(Protocol):
         ...
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """A request and, once there is one, its answer, in its place in the connection's order."""
 
-    __slots__ = (
-        "answer",
-        "answered",
-        "keep_alive",
-        "request",
-        "shares",
-        "turns",
-        "version",
-        "work",
-    )
-
-    def __init__(
-        self, turns: Turns, request: Request | None, keep_alive: bool, version: str
-    ) -> None:
-        self.turns = turns
-        self.request = request  # None when the front end answers by itself
-        self.keep_alive = keep_alive
-        self.version = version
-        # The application may look at a large body beside the loop, and then nothing overtakes it.
-        self.shares = request is None or (
-            request.method == "POST" and len(request.body) <= SHARED_BODY_BYTES_MAX
-        )
-        self.answer: Answer | None = None
-        self.answered = False
-        self.work: Cancellable | None = None
+    turns: Turns
+    request: Request | None  # None when the front end answers by itself
+    keep_alive: bool
+    version: str
+    shares: bool  # whether those after it may start before it is answered
+    answer: Answer | None = None
+    work: Cancellable | None = None
 
     def respond(self, answer: Answer) -> None:
         """Take the application's answer, once. An answer that comes too late is dropped."""
         turns = self.turns
         owner = turns.owner
-        if self.answered or owner.gone:
+        if self.answer is not None or owner.gone:
             owner.front.discard(answer)
             return
-        self.answered = True
         self.answer = answer
         self.work = None
         if turns.started[0] is self:
@@ -110,10 +93,13 @@ class Turns:
 
     def take(self, request: Request, keep_alive: bool, version: str) -> None:
         """Start a request, or let it wait for its turn."""
-        self.queued_bytes += len(request.body)
+        size = len(request.body)
+        self.queued_bytes += size
         if not keep_alive:
             self.owner.last_came(request)
-        self._enqueue(Exchange(self, request, keep_alive, version))
+        # The application may look at a large body beside the loop, and then nothing overtakes it.
+        shares = size <= SHARED_BODY_BYTES_MAX and request.method == "POST"
+        self._enqueue(Exchange(self, request, keep_alive, version, shares))
 
     def small_bytes(self) -> int:
         """The bodies of everything unanswered, without the large ones, which have places."""
@@ -125,10 +111,7 @@ class Turns:
 
     def refuse(self, answer: Answer) -> None:
         """Put an answer of the front end itself in the place of the next request."""
-        exchange = Exchange(self, None, False, "1.1")
-        exchange.answered = True
-        exchange.answer = answer
-        self._enqueue(exchange)
+        self._enqueue(Exchange(self, None, False, "1.1", shares=True, answer=answer))
 
     def _enqueue(self, exchange: Exchange) -> None:
         if (
@@ -155,7 +138,7 @@ class Turns:
             log.exception("the application raised on a %s request", request.method)
             exchange.respond(failure())
             return
-        if work is not None and not exchange.answered:
+        if work is not None and exchange.answer is None:
             exchange.work = work
             owner.work_began()
 

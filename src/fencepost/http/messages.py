@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from fencepost.http.heads import RepeatedHead
 from fencepost.http.settings import WebSocketSettings
 from fencepost.http.upgrade import Upgrade
@@ -34,62 +36,30 @@ class Connected(Protocol):
         ...
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One request, whole: the body has been read, within the limit, before a handler sees it.
 
     `headers` has lower-case names. A name that came more than once is in `repeated` and `headers`
     holds its first value: handlers refuse repeated headers that they give a meaning to.
     """
 
-    __slots__ = (
-        "body",
-        "connection",
-        "head",
-        "headers",
-        "method",
-        "path",
-        "peer",
-        "place",
-        "principal",
-        "query",
-        "repeated",
-        "root",
-        "scheme",
-        "upgrade",
-        "waits",
-    )
-
-    place: object
+    method: str
+    path: bytes  # raw: percent escapes as they came, because %2F is not a slash
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    repeated: frozenset[bytes] = frozenset()
+    scheme: str = "http"
+    peer: str = ""
+    root: bytes = b""  # where the application is mounted; `path` is below it
+    head: RepeatedHead | None = None  # that others of its connection have as well
+    connection: Connected | None = None  # what it came on; not every front end tells
+    principal: Principal | None = None  # who was recognised; None without authorization
+    upgrade: Upgrade | None = None  # a WebSocket is asked for
+    place: object = None
     """The room that a large body takes in the front end (`bodies.py`), while this request lasts."""
-    waits: object
+    waits: object = None
     """What counts a request that waits, while it lasts."""
-
-    def __init__(
-        self,
-        method: str,
-        path: bytes,
-        query: bytes,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        *,
-        repeated: frozenset[bytes] = frozenset(),
-        scheme: str = "http",
-        peer: str = "",
-        root: bytes = b"",
-    ) -> None:
-        self.method = method
-        self.path = path  # raw: percent escapes as they came, because %2F is not a slash
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.head: RepeatedHead | None = None  # that others of its connection have as well
-        self.repeated = repeated
-        self.scheme = scheme
-        self.peer = peer
-        self.principal: Principal | None = None  # who was recognised; None without authorization
-        self.root = root  # where the application is mounted; `path` is below it
-        self.upgrade: Upgrade | None = None  # a WebSocket is asked for
-        self.connection: Connected | None = None  # what it came on; not every front end tells
 
     def base_url(self) -> bytes:
         """The URL of the root, as the client that sent this knows it."""
@@ -97,7 +67,7 @@ class Request:
         return b"%b://%b%b" % (self.scheme.encode(), host, self.root)
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """A complete answer. `body` may be a tuple of parts, written without joining them.
 
     Neither Content-Length nor Date nor Connection is in `headers`: the front end adds them. For a
@@ -106,19 +76,10 @@ class Response:
     never holds what a client sent.
     """
 
-    __slots__ = ("block", "body", "headers", "status")
-
-    def __init__(
-        self,
-        status: int,
-        headers: Headers,
-        body: bytes | tuple[bytes, ...] = b"",
-        block: bytes = b"",
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self.block = block
+    status: int
+    headers: Headers
+    body: bytes | tuple[bytes, ...] = b""
+    block: bytes = b""
 
 
 class StreamingResponse:

@@ -195,9 +195,16 @@ class RequestReader:
                 path, query, headers, body, at = found
                 front.counters.heads_repeated += 1
                 self._misses = 0
-                request = Request("POST", path, query, headers, body, peer=self._peer)
-                request.head = head
-                request.connection = self._connection
+                request = Request(
+                    "POST",
+                    path,
+                    query,
+                    headers,
+                    body,
+                    peer=self._peer,
+                    head=head,
+                    connection=self._connection,
+                )
                 try:
                     self._take(request, True, "1.1")
                 except Exception as error:
@@ -461,8 +468,8 @@ class RequestReader:
             body,
             repeated=self._repeated,
             peer=self._peer,
+            connection=self._connection,
         )
-        request.connection = self._connection
         if self._place is not None:
             request.place = self._place
             self._place = None
