@@ -82,6 +82,70 @@ def test_the_path_the_key_and_the_length_may_differ() -> None:
     assert repeated(pieces) == 10
 
 
+class Unsearched(bytes):
+    """Bytes in which no value may be looked for."""
+
+    def find(self, *_args: object) -> int:
+        raise AssertionError("a value was looked for")
+
+
+def test_the_next_number_of_a_producer_is_read_by_one_comparison() -> None:
+    head = RepeatedHead.of(append(8), 0, HttpSettings())
+    assert head is not None
+    for seq in (8, 9):
+        assert head.read(append(seq), 0) is not None
+
+    for seq in range(10, 102):
+        found = head.read(Unsearched(append(seq, b"world")), 0)
+
+        assert found is not None
+        assert found[2][b"producer-seq"] == b"%d" % seq
+        assert found[3] == b"world"
+    with pytest.raises(AssertionError, match="looked for"):
+        head.read(Unsearched(append(200)), 0)
+
+
+def test_a_head_that_was_expected_before_another_length_came_is_not_mixed_with_it() -> None:
+    sizes = {9: b"longer!", 5: b"longer!", 6: b"longer!"}
+    pieces = [append(seq, sizes.get(seq, b"hello")) for seq in (0, 1, 2, 3, 9, 4, 5, 6, 7)]
+
+    assert repeated(pieces) == 7
+
+
+def test_a_head_that_was_expected_before_another_target_came_is_not_taken_for_it() -> None:
+    other = append(3, target=b"/v1/stream/b", length=b"+5")
+
+    repeated([append(0), append(1), append(2), append(3), other, append(4), append(5)])
+    head = RepeatedHead.of(append(0), 0, HttpSettings())
+    assert head is not None
+    for seq in (0, 1, 2):
+        head.read(append(seq), 0)
+    assert head.read(other, 0) is None  # and the head has turned to its target
+    found = head.read(append(3), 0)
+    assert found is not None
+    assert found[0] == b"/v1/stream/a"
+
+
+STEPS = st.tuples(
+    st.sampled_from([1, 1, 1, 0, 2, -3]),
+    st.sampled_from([b"hello", b"hello", b"longer!"]),
+    st.sampled_from([b"/v1/stream/a"] * 5 + [b"/v1/stream/b"]),
+)
+
+
+@given(st.lists(STEPS, min_size=10, max_size=30))
+def test_numbers_that_mostly_follow_each_other_are_read_alike_both_ways(
+    steps: list[tuple[int, bytes, bytes]],
+) -> None:
+    """The number grows by one but for some times, and so do lengths and paths stay the same."""
+    seq, pieces = 90, []
+    for step, body, target in steps:
+        seq = max(seq + step, 0)
+        pieces.append(append(seq, body, target=target))
+
+    repeated(pieces)
+
+
 @pytest.mark.parametrize(
     "line",
     [b"Authorization: Bearer b", b"Origin: http://a", b"X: 1", b"Stream-Closed: true"],
