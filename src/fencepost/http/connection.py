@@ -189,40 +189,31 @@ class Connection(asyncio.Protocol):
                 self._pause_reading()
 
     def _feed(self, data: bytes) -> None:
+        reader = self._reader
+        at = 0
         self._feeding = True
         try:
-            if len(data) <= _FEED_BYTES_MAX and self._reader.between_requests:
-                self._reader.feed(data)
-            else:
-                self._feed_slices(data)
+            while at < len(data) and not self.closing:
+                if at and self._is_full():
+                    self._held = data[at:]
+                    break
+                begun = at
+                at = reader.take_repeats(data, at, at + _FEED_BYTES_MAX)
+                if at == begun:
+                    part = self._slice(data, at)
+                    at += len(part)
+                    reader.feed(part)
         except Refusal as refusal:
             self._refuse(refusal)
         except Stopped:
             self._ended = True
             self._linger_bytes += 1
         except Upgraded as upgraded:
-            self._take_late(upgraded.rest)
+            self._take_late(upgraded.rest + data[at:])
         finally:
             self._feeding = False
-        if self._reader.continue_owed:
+        if reader.continue_owed:
             self._send_continue()
-
-    def _feed_slices(self, data: bytes) -> None:
-        at = 0
-        while at < len(data) and not self.closing:
-            begun, until = at, min(at + _FEED_BYTES_MAX, len(data))
-            if self._reader.between_requests:
-                at = self._reader.take_repeats(data, at, until)
-            if at == begun:
-                part = self._slice(data, at)
-                at += len(part)
-                try:
-                    self._reader.feed(part)
-                except Upgraded as upgraded:
-                    raise Upgraded(upgraded.rest + data[at:]) from None
-            if self._is_full():
-                self._held = data[at:]
-                return
 
     def _slice(self, data: bytes, at: int) -> memoryview:
         """What the reader gets next. A request that has begun ends with it if that can be told, so
@@ -238,15 +229,15 @@ class Connection(asyncio.Protocol):
         return memoryview(data)[at : at + left]
 
     def _is_full(self) -> bool:
-        turns, settings = self._turns, self._settings
+        turns, settings, bodies = self._turns, self._settings, self.front.bodies
         return (
             len(turns.started) + len(turns.waiting) >= settings.pipeline_depth_max
             or turns.queued_bytes >= settings.pipeline_bytes_max
             or self.writing_paused
             or (
-                turns.queued_bytes > 0
-                and self.front.bodies.is_crowded
-                and not self.front.bodies.reads_ahead(self._sender())
+                bodies.is_crowded
+                and turns.queued_bytes > 0
+                and not bodies.reads_ahead(self._sender())
             )
         )
 

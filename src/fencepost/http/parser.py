@@ -175,7 +175,7 @@ class RequestReader:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Read on. Raises `Refusal`, `Stopped` or `Upgraded`, and is not called again after it."""
-        if self._phase == _BETWEEN and isinstance(data, bytes):
+        if isinstance(data, bytes):
             at = self.take_repeats(data, 0, len(data))
             if at:
                 data = data[at:]
@@ -184,11 +184,13 @@ class RequestReader:
 
     def take_repeats(self, data: bytes, at: int, until: int) -> int:
         """Take the requests that begin at `at`, and before `until`, as far as they are whole and
-        repeat a head; where the last of them ends."""
-        front = self._front
+        repeat a head; where the last of them ends. None does where another request has begun."""
+        if self._phase != _BETWEEN:
+            return at
+        front, begun = self._front, at
         head = self._head
         if head is not None:
-            while at < until and not front.draining:
+            while at < until and at < len(data) and not front.draining:
                 found = head.read(data, at)
                 if found is None:
                     break
@@ -209,7 +211,7 @@ class RequestReader:
                     self._take(request, True, "1.1")
                 except Exception as error:
                     raise _failed(error) from error
-            if at >= until:
+            if at > begun:
                 return at
         self._misses += 1
         # The second request in a row that repeats nothing, the fourth, the eighth, and so on.

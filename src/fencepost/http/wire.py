@@ -122,7 +122,7 @@ def render_head(
     """
     first = _STATUS_LINES.get(status) or status_line(status)
     if not headers:
-        return b"%b%b%b%b" % (first, date_line, block, ending)
+        return b"".join((first, date_line, block, ending))
     parts = [first, date_line]
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")

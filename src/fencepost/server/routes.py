@@ -235,8 +235,10 @@ class Table:
     def find(self, request: Request) -> tuple[Route | None, tuple[bytes, ...]]:
         """The route of a request and the parts of its path; None when there is no such path."""
         path = request.path
-        if path.startswith(STREAM_ROOT) and not path.startswith(b"/v1/stream/__ds/"):
-            return self._streams, (path[_STREAM_START:],)
+        if path.startswith(STREAM_ROOT):
+            name = path[_STREAM_START:]
+            if name[:5] != b"__ds/":
+                return self._streams, (name,)
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, ()

@@ -378,19 +378,30 @@ def _unmet(
 
 def _accepted(outcome: Appended) -> Response:
     """The answer that is given most, so its lines are written in one go."""
-    messages, size = outcome.tail
-    block = (
-        b"Stream-Next-Offset: %016d_%016d\r\nStream-Version: %d\r\nStream-Position: %d\r\n%b"
-        % (messages, size, messages - 1, outcome.position, BROWSER_BLOCK)
-    )
-    if outcome.closed:
-        block += b"Stream-Closed: true\r\n"
-    producer = outcome.producer
+    tail, producer = outcome.tail, outcome.producer
+    messages = tail.messages
+    closed = b"Stream-Closed: true\r\n" if outcome.closed else b""
     if producer is None:
-        return Response(204, [], b"", block)
-    block += b"Producer-Epoch: %d\r\nProducer-Seq: %d\r\n" % (producer.epoch, producer.seq)
+        numbers = (messages, tail.bytes, messages - 1, outcome.position)
+        return Response(204, [], b"", _ACCEPTED % (*numbers, closed))
+    block = _ACCEPTED_OF_PRODUCER % (
+        messages,
+        tail.bytes,
+        messages - 1,
+        outcome.position,
+        closed,
+        producer.epoch,
+        producer.seq,
+    )
     # 200 says that new data was stored; closing without any is a 204, with a producer too.
-    return Response(204 if outcome.start == outcome.tail else 200, [], b"", block)
+    return Response(204 if outcome.start == tail else 200, [], b"", block)
+
+
+_ACCEPTED = (
+    b"Stream-Next-Offset: %%016d_%%016d\r\nStream-Version: %%d\r\nStream-Position: %%d\r\n%b%%b"
+    % BROWSER_BLOCK
+)
+_ACCEPTED_OF_PRODUCER = _ACCEPTED + b"Producer-Epoch: %d\r\nProducer-Seq: %d\r\n"
 
 
 def _producer_state(epoch: int, seq: int) -> tuple[tuple[bytes, bytes], ...]:

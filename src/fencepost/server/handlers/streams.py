@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from fencepost.http.exchanges import SHARED_BODY_BYTES_MAX
 from fencepost.http.messages import Answer, Request, Response
@@ -88,7 +89,7 @@ class Streams:
         append = parsing.parse_append(request, path, self._limits, actor, tokens=self._tokens)
         if actor is not None:
             access.append_allowed(append)
-        self._store.append(append, lambda outcome: answer(rendering.appended(path, outcome)))
+        self._store.append(append, partial(_answer_append, answer, path))
         return None
 
     async def _append_large(self, request: Request, path: str, actor: Actor | None) -> Answer:
@@ -137,6 +138,14 @@ class Streams:
         path = fields.writable_path(raw, self._limits)
         access.delete_allowed(request, path)
         self._store.delete(path, lambda outcome: answer(_deleted(path, outcome)))
+
+
+def _answer_append(
+    answer: Respond,
+    path: str,
+    outcome: AppendOutcome | Missing | SoftDeleted | Failed | Unknown,
+) -> None:
+    answer(rendering.appended(path, outcome))
 
 
 def _deleted(path: str, outcome: Deleted | Missing | SoftDeleted | Failed | Unknown) -> Response:
