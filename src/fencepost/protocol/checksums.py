@@ -42,24 +42,19 @@ def head_checksum(
     chunk: int | None,
 ) -> int:
     """Of everything else in a row."""
-    return (
-        _checksum_of(
-            (
-                *(position, stream, kind, start_bytes, version, count, size, at_ms),
-                *(producer, epoch, seq, previous, digest, chunk, None, None),
-            )
-        )
-        >> 32
+    row = (
+        *(position, stream, kind, start_bytes, version, count, size, at_ms),
+        *(producer, epoch, seq, previous, digest, chunk, None, None),
     )
+    checksum: int = with_checksum(row)[-1]
+    return checksum >> 32
 
 
 def with_checksum(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row of the log, in the order of `insert_log`, with its checksum behind it."""
-    return (*row, _checksum_of(row))
+    """A row of the log, in the order of `insert_log`, with its checksum behind it.
 
-
-def _checksum_of(row: tuple[Any, ...]) -> int:
-    """One call for all of it: every append pays for it."""
+    One call for all of it: every append pays for it.
+    """
     (
         position,
         stream,
@@ -101,4 +96,4 @@ def _checksum_of(row: tuple[Any, ...]) -> int:
     payload = 0
     if data is not None:
         payload = crc32(data) if lengths is None else crc32(lengths, crc32(data))
-    return (head & _HEAD_MASK) << 32 | payload
+    return (*row, (head & _HEAD_MASK) << 32 | payload)

@@ -143,11 +143,12 @@ class GroupCommit(Generic[GroupT]):
 
         If it turns out to be void instead, `done` gets the failure.
         """
-        if not (self._under_way or self._scheduled) and self.group.is_empty():
-            done(Failed(full=False) if self._broken else outcome)
-            return
+        if not (self._under_way or self._scheduled):
+            if self.group.is_empty():
+                done(Failed(full=False) if self._broken else outcome)
+                return
+            self.flush()
         self._answers.append((done, outcome))
-        self.flush()
 
     def flush(self) -> None:
         """See to it that the open group is committed, without waiting for it."""

@@ -20,7 +20,7 @@ from fencepost.protocol.books import BooksChange
 from fencepost.protocol.checksums import with_checksum
 from fencepost.protocol.offsets import Offset
 from fencepost.protocol.shares import Shares
-from fencepost.protocol.streams import Producer, Stream
+from fencepost.protocol.streams import JSON, Producer, Stream
 from fencepost.store import records
 from fencepost.store.contract import Published, StreamInfo
 from fencepost.store.read.chunks import is_place
@@ -451,17 +451,19 @@ class Ledger(KeyLedger):
         """Take down what to write and what to show, before later decisions change it again."""
         for entry in group.entries.values():
             stream = entry.stream
+            state = LIVE
             if stream.id not in group.whole:
                 group.moves.append((self.last_ms, *stream.tail, stream.id))
             else:
+                state = entry.state
                 hot = records.hot_columns(
-                    stream, entry.state, self.last_ms, entry.stored_deadline_ms, entry.ended_ms
+                    stream, state, self.last_ms, entry.stored_deadline_ms, entry.ended_ms
                 )
                 if stream.id in group.created:
                     group.inserts.append(hot + records.cold_columns(stream))
                 else:
                     group.updates.append((*hot, stream.id))
-            group.views.append((entry, view_of(stream), entry.state))
+            group.views.append((entry, view_of(stream), state))
         if group.groups or group.leases or group.parked:
             self.groups.seal(group)
         group.key_rows = list(group.keys.values())
@@ -516,7 +518,7 @@ def view_of(stream: Stream) -> StreamInfo:
             stream.id,
             stream.path,
             stream.content_type,
-            stream.is_json,
+            stream.media_type == JSON,  # as `is_json`, without the call
             stream.tail,
             stream.first,
             stream.closed,

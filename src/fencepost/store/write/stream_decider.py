@@ -416,9 +416,10 @@ class StreamDecider:
 
     def tick(self) -> int:
         """The time of the decision about to be made: never earlier than that of the last one."""
-        now_ms = max(self._now_ms(), self.ledger.last_ms)
-        self.ledger.last_ms = now_ms
-        return now_ms
+        ledger, now_ms = self.ledger, self._now_ms()
+        if now_ms > ledger.last_ms:
+            ledger.last_ms = now_ms
+        return ledger.last_ms
 
     def alive(self, path: str, now_ms: int) -> Entry | None:
         """The stream at `path`, unless its time is over: then that is decided here and now."""
