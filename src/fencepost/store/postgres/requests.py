@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import msgspec
+
 from fencepost.protocol.appends import Append
 from fencepost.protocol.books import BooksRequest
 from fencepost.protocol.commits import Commit, Part
@@ -75,7 +77,7 @@ class Needs(NamedTuple):
 NOTHING = Needs()
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True, eq=False):
     """Something to decide, and the function that is told of the outcome."""
 
     work: Callable[[Decider], object]

@@ -30,6 +30,7 @@ from operator import itemgetter
 from typing import Any
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import errors
 
 from fencepost.store.contract import Failed, Failure, Unknown
@@ -293,7 +294,7 @@ class Turns:
         """Undo a decision that was made before its turn, and have an ordinary turn decide."""
         self._decider.undo(group, counters[1:4], kept)
         self._cache.undone()
-        self._queue.appendleft(request._replace(repeatable=False))
+        self._queue.appendleft(replace(request, repeatable=False))
 
     async def _write_quickly(
         self, connection: WritingConnection, last_turn: int, group: LedgerGroup
@@ -462,7 +463,7 @@ class Turns:
         again = [request for request in batch if request.tries + 1 < TRIES_MAX]
         over = [request for request in batch if request.tries + 1 >= TRIES_MAX]
         self._queue.extendleft(
-            request._replace(tries=request.tries + 1) for request in reversed(again)
+            replace(request, tries=request.tries + 1) for request in reversed(again)
         )
         if over:
             log.warning("the database is away: %s", str(error).strip())
@@ -479,7 +480,7 @@ class Turns:
         await self._forget()
         if len(batch) > 1 and not is_full(error):
             # Which request it was shows when each has a turn of its own.
-            self._queue.extendleft(request._replace(alone=True) for request in reversed(batch))
+            self._queue.extendleft(replace(request, alone=True) for request in reversed(batch))
             return
         log.error("a request could not be carried out", exc_info=error)
         _tell([(request.done, None) for request in batch], Failed(full=is_full(error)))

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import psycopg
+from msgspec.structs import replace
 
 from fencepost.memory import dissolve
 from fencepost.protocol.commits import Commit, CommitOutcome, CommittedInSlices
@@ -215,7 +216,7 @@ class LargeCommit:
         request = Request(work, answer.set_result, needs, large_commit=self._number)
         if ending is not None:
             # It is not tried again, because its transaction is gone with its session.
-            request = request._replace(connection=ending, alone=True, tries=TRIES_MAX)
+            request = replace(request, connection=ending, alone=True, tries=TRIES_MAX)
         self._turns.submit(request)
         outcome = await answer
         if isinstance(outcome, Failure):
