@@ -13,11 +13,13 @@ from fencepost.protocol.batches import (
     DIGEST_BYTES,
     Batch,
     Malformed,
+    TooMany,
     bytes_batch,
     cut,
     digest,
     holds_more_than,
     json_batch,
+    json_batch_within,
     message_lengths,
 )
 from tests.unit.protocol.strategies import VALUES, bodies
@@ -237,3 +239,23 @@ def test_too_many_messages_are_counted_without_splitting_them(
 ) -> None:
     """What is not JSON is left to the parser, which stops no later than the count would."""
     assert holds_more_than(body, 2) is holds_more
+
+
+@pytest.mark.parametrize("messages", [1_000, 1_001])
+def test_only_a_body_that_holds_no_more_messages_than_it_may_is_split(
+    messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The split is one call, and no other thread runs during it."""
+    split = []
+
+    def noted(body: bytes) -> Batch | Malformed | None:
+        split.append(body)
+        return json_batch(body)
+
+    monkeypatch.setattr("fencepost.protocol.batches.json_batch", noted)
+    body = b"[" + b",".join([b"1"] * messages) + b"]"
+
+    found = json_batch_within(body, messages_max=1_000, depth_max=64)
+
+    assert isinstance(found, TooMany) == (messages > 1_000)
+    assert bool(split) == (messages <= 1_000)

@@ -11,11 +11,14 @@ if it had been uploaded to there, so commits know nothing of bundles.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
+from fencepost.http.exchanges import SHARED_BODY_BYTES_MAX
 from fencepost.http.messages import Request, Response
 from fencepost.protocol.batches import digest
 from fencepost.protocol.commits import (
@@ -69,8 +72,18 @@ class _Piece(msgspec.Struct, forbid_unknown_fields=True):
 _INDEX = msgspec.json.Decoder(list[_Piece])
 
 
+class _Chunk(NamedTuple):
+    """A chunk as it came, its messages not looked at yet."""
+
+    part: Part
+    ordinal: int
+    media_type: str
+    shown: str
+    body: bytes
+
+
 class _Answers:
-    """The answers to the chunks of a bundle, as one; the first refusal stands for all."""
+    """The answers to the chunks of a request, as one; the first refusal stands for all."""
 
     def __init__(self, uploads: list[Upload], answer: Respond) -> None:
         self._left = len(uploads)
@@ -99,19 +112,32 @@ class Staging:
         self._store = store
         self._limits = limits
 
-    def stage(self, request: Request, answer: Respond, raw: bytes) -> None:
+    def stage(self, request: Request, answer: Respond, raw: bytes) -> Awaitable[Response] | None:
         if request.repeated:
             parsing.refuse_repeated(request)
         access.staging_allowed(request)
-        kind = fields.content_type(request, self._limits)
-        if kind is not None and media_type(kind) == BUNDLE:
-            uploads = self._parse_bundle(request, raw)
-            answers = _Answers(uploads, answer)
-            for upload in uploads:
-                self._store.stage(upload, partial(answers.take, upload))
-            return
-        upload = self._parse_upload(request, raw)
-        self._store.stage(upload, lambda outcome: answer(_staged(upload, outcome)))
+        chunks = self._chunks_of(request, raw)
+        if len(request.body) > SHARED_BODY_BYTES_MAX:
+            return self._stage_large(chunks)
+        self._stage([self._upload(chunk) for chunk in chunks], answer)
+        return None
+
+    async def _stage_large(self, chunks: list[_Chunk]) -> Response:
+        """An upload with a large body, which is read beside the loop."""
+        uploads = await asyncio.to_thread(lambda: [self._upload(chunk) for chunk in chunks])
+        answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+        def answer(response: Response) -> None:
+            if not answered.done():  # the client may be gone by the time that it is stored
+                answered.set_result(response)
+
+        self._stage(uploads, answer)
+        return await answered
+
+    def _stage(self, uploads: list[Upload], answer: Respond) -> None:
+        answers = _Answers(uploads, answer)
+        for upload in uploads:
+            self._store.stage(upload, partial(answers.take, upload))
 
     def unstage(self, request: Request, answer: Respond, raw: bytes) -> None:
         if request.repeated:
@@ -145,23 +171,21 @@ class Staging:
         txn, part = (fields.stream_path(name, self._limits) for name in names)
         return Part(access.scope_of(request.principal) + txn, part)
 
-    def _parse_upload(self, request: Request, raw: bytes) -> Upload:
+    def _chunks_of(self, request: Request, raw: bytes) -> list[_Chunk]:
+        """The chunks that a request brings, their content not looked at yet."""
         named = self._part(request, raw)
+        kind = fields.content_type(request, self._limits)
+        if kind is not None and media_type(kind) == BUNDLE:
+            return self._pieces(request, named)
         chunk = Parameters(request, once=("chunk",), repeatable=()).get("chunk")
         ordinal = 0 if chunk is None else fields.integer(chunk.encode(), "chunk")
-        if ordinal >= self._limits.part_chunks_max:
-            raise commit_too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
-        kind = fields.content_type(request, self._limits)
+        self._check_ordinal(ordinal)
         if kind is None:
             raise bad("content_type_missing", "a part has the Content-Type of its stream")
-        media = media_type(kind)
-        batch = parsing.batch_of(request.body, media, self._limits) if request.body else None
-        if batch is None:
-            raise bad("body_empty", "a chunk holds at least one message")
-        return Upload(named, ordinal, media, batch, digest(media, False, batch.data))
+        return [_Chunk(named, ordinal, media_type(kind), "a chunk", request.body)]
 
-    def _parse_bundle(self, request: Request, raw: bytes) -> list[Upload]:
-        named = self._part(request, raw)
+    def _pieces(self, request: Request, named: Part) -> list[_Chunk]:
+        """The chunks of a bundle, each for a stream that the principal may append to."""
         Parameters(request, once=(), repeatable=())
         end = request.body.find(b"\n", 0, INDEX_BYTES_MAX)
         if end < 0:
@@ -173,34 +197,41 @@ class Staging:
             most = self._limits.bundle_pieces_max
             raise commit_too_large("pieces of a bundle", "bundle_pieces_max", most)
         at = end + 1
-        uploads = []
+        chunks = []
         for entry in index:
-            uploads.append(self._parse_piece(request, named, entry, at))
+            chunks.append(self._piece(request, named, entry, at))
             at += entry.bytes
         if at != len(request.body):
             raise bad("bundle_invalid", "there are bytes behind the last chunk of the index")
-        if len({(upload.part, upload.ordinal) for upload in uploads}) < len(uploads):
+        if len({(chunk.part, chunk.ordinal) for chunk in chunks}) < len(chunks):
             raise bad("bundle_invalid", "a bundle holds every chunk once")
-        return uploads
+        return chunks
 
-    def _parse_piece(self, request: Request, named: Part, entry: _Piece, at: int) -> Upload:
-        """One chunk of a bundle, for a stream that the principal may append to."""
+    def _piece(self, request: Request, named: Part, entry: _Piece, at: int) -> _Chunk:
         stream = fields.check_path(entry.stream)
         if request.principal is not None:
             access.require(request.principal, APPEND, stream)
         if not 0 <= entry.piece <= INTEGER_MAX or not entry.chunk >= 0 or entry.bytes < 1:
             raise bad("bundle_invalid", "piece and chunk are from 0 on, and bytes from 1 on")
-        if entry.chunk >= self._limits.part_chunks_max:
-            raise commit_too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
+        self._check_ordinal(entry.chunk)
         media = media_type(fields.check_content_type(entry.content_type, self._limits))
         body = request.body[at : at + entry.bytes]
         if len(body) < entry.bytes:
             raise bad("bundle_invalid", "the body ends before the last chunk of the index")
-        batch = parsing.batch_of(body, media, self._limits)
-        if batch is None:
-            raise bad("body_empty", f"a chunk for {stream!r} holds no message")
         part = _piece_of(named, entry.piece)
-        return Upload(part, entry.chunk, media, batch, digest(media, False, batch.data))
+        return _Chunk(part, entry.chunk, media, f"a chunk for {stream!r}", body)
+
+    def _check_ordinal(self, ordinal: int) -> None:
+        if ordinal >= self._limits.part_chunks_max:
+            raise commit_too_large("chunks", "part_chunks_max", self._limits.part_chunks_max)
+
+    def _upload(self, chunk: _Chunk) -> Upload:
+        """A chunk with its messages, checked and counted: this may take long."""
+        part, ordinal, media, what, body = chunk
+        batch = parsing.batch_of(body, media, self._limits) if body else None
+        if batch is None:
+            raise bad("body_empty", f"{what} holds no message")
+        return Upload(part, ordinal, media, batch, digest(media, False, batch.data))
 
 
 def _piece_of(part: Part, piece: int) -> Part:
