@@ -13,6 +13,7 @@ from fencepost.protocol.commits import (
     CommitReplayed,
     Committed,
     Part,
+    PartDropped,
     PartIncomplete,
     PartMissing,
     PartOverfull,
@@ -21,7 +22,15 @@ from fencepost.protocol.commits import (
 )
 from fencepost.protocol.offsets import START, Offset
 from fencepost.protocol.retention import Cut
-from fencepost.store.contract import Chunk, ChunkConflict, Missing, PartClosed, Staged
+from fencepost.store.contract import (
+    Bundle,
+    Chunk,
+    ChunkConflict,
+    Missing,
+    PartClosed,
+    Staged,
+    Upload,
+)
 from fencepost.store.maintain import jobs
 from fencepost.store.maintain.jobs import Upkeep
 from fencepost.store.sqlite.maintain import SqliteUpkeep
@@ -37,7 +46,7 @@ from tests.contract.conditional import (
     item,
 )
 from tests.contract.sliced import also_in_slices
-from tests.contract.subject import Subject, answered
+from tests.contract.subject import Outcome, Subject, answered
 
 subject = also_in_slices
 
@@ -105,6 +114,63 @@ async def test_chunks_sent_twice_at_once_are_staged_once(subject: Subject) -> No
     assert isinstance(await answered(other), ChunkConflict)
     await ask_commit(subject, item("s", parts=("p",), creates=True))
     assert await subject.content("s") == b"same"
+
+
+async def ask_bundle(subject: Subject, *uploads: Upload) -> Outcome:
+    return await answered(subject.ask(subject.store.stage_all, Bundle(uploads)))
+
+
+async def test_the_chunks_of_a_bundle_are_each_decided_on_top_of_those_before(
+    subject: Subject,
+) -> None:
+    await ask_stage(subject, "here", b"1")
+    await ask_stage(subject, "used", b"x")
+    await ask_commit(subject, item("s", parts=("used",), creates=True))
+
+    outcomes = await ask_bundle(
+        subject,
+        chunk("new", b"one,", 0),
+        chunk("new", b"two", 1),
+        chunk("new", b"3", 2, JSON),
+        chunk("here", b"1"),
+        chunk("here", b"other"),
+        chunk("here", b",2", 1),
+        chunk("used", b"y", 1),
+    )
+
+    assert outcomes[:2] == [Staged(1, 4, repeated=False), Staged(1, 3, repeated=False)]
+    assert isinstance(outcomes[2], ChunkConflict)
+    assert outcomes[3] == Staged(1, 1, repeated=True)
+    assert isinstance(outcomes[4], ChunkConflict)
+    assert outcomes[5] == Staged(1, 2, repeated=False)
+    assert isinstance(outcomes[6], PartClosed)
+    await subject.reopen()
+    await ask_commit(subject, item("new", parts=("new",), creates=True))
+    await ask_commit(subject, item("here", parts=("here",), creates=True))
+    assert await subject.content("new") == b"one,two"
+    assert await subject.content("here") == b"1,2"
+
+
+async def test_a_bundle_and_the_commit_of_its_parts_may_share_a_transaction(
+    subject: Subject,
+) -> None:
+    staged = subject.ask(
+        subject.store.stage_all, Bundle([chunk("p", b"1,"), chunk("q", b"2"), chunk("p", b"3,", 1)])
+    )
+    dropped = subject.ask(subject.store.unstage, Part("t", "q"))
+    again = subject.ask(subject.store.stage_all, Bundle([chunk("q", b"4"), chunk("r", b"5")]))
+    done = subject.ask(subject.store.commit, commit(item("s", parts=("p", "q"), creates=True)))
+    late = subject.ask(subject.store.stage_all, Bundle([chunk("q", b"6", 1), chunk("r", b",6", 1)]))
+
+    assert {type(outcome) for outcome in await answered(staged)} == {Staged}
+    assert isinstance(await answered(dropped), PartDropped)
+    assert {type(outcome) for outcome in await answered(again)} == {Staged}
+    assert isinstance(await answered(done), Committed)
+    closed, added = await answered(late)
+    assert (type(closed), type(added)) == (PartClosed, Staged)
+    for _ in range(2):
+        assert await subject.content("s") == b"1,3,4"
+        await subject.reopen()
 
 
 async def test_a_part_holds_one_type_even_while_its_chunks_are_in_flight(subject: Subject) -> None:

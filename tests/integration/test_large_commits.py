@@ -41,6 +41,7 @@ from fencepost.protocol.writers import BatchDone, WriterBatch, WriterFenced, Wri
 from fencepost.server.subscriptions.cluster import Subscriptions, open_subscriptions
 from fencepost.server.subscriptions.settings import SubscriptionSettings
 from fencepost.store.contract import (
+    Bundle,
     Deleted,
     Failed,
     Missing,
@@ -390,6 +391,7 @@ async def test_parts_are_used_once_and_stand_still_meanwhile(place: Place) -> No
         await answered(place.ask(place.store.stage, upload(f"p{number}")))
     done = place.commit(*[item(path, parts=(f"p{number}",)) for number, path in enumerate(PATHS)])
     later = place.ask(place.store.stage, upload("p0", 1))
+    bundle = place.ask(place.store.stage_all, Bundle([upload("p3", 1), upload("p4", 1)]))
     dropped = place.ask(place.store.unstage, Part("t", "p1"))
     again = place.commit(item("x", parts=("p2",)))
     place.clock.advance(10 * 86_400_000)
@@ -398,6 +400,7 @@ async def test_parts_are_used_once_and_stand_still_meanwhile(place: Place) -> No
     await answered(done)
 
     assert isinstance(await answered(later), PartClosed)
+    assert [type(one) for one in await answered(bundle)] == [PartClosed, PartClosed]
     assert isinstance(await answered(dropped), PartUsed)
     refused = await answered(again)
     assert isinstance(refused, CommitRefused)

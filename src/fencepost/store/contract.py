@@ -93,6 +93,12 @@ class Upload(NamedTuple):
     digest: bytes
 
 
+class Bundle(NamedTuple):
+    """Chunks that came in one request; each is decided for itself."""
+
+    uploads: Sequence[Upload]
+
+
 class Failed(NamedTuple):
     """The request changed nothing. `full` when the disk has no room; else see the server's log."""
 
@@ -342,6 +348,12 @@ class Store(Protocol):
 
     def stage(self, upload: Upload, done: Callable[[StageOutcome | Failure], None]) -> None:
         """Keep data for a later commit, invisible to readers; the same chunk again is no change."""
+        ...
+
+    def stage_all(
+        self, bundle: Bundle, done: Callable[[list[StageOutcome] | Failure], None]
+    ) -> None:
+        """The same for all chunks of a bundle; the outcomes are in their order."""
         ...
 
     def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:

@@ -14,7 +14,7 @@ from fencepost.protocol.limits import Limits
 from fencepost.server.handlers import parsing
 from fencepost.server.handlers.fields import RefusedError
 from fencepost.server.handlers.staging import BUNDLE, Staging
-from fencepost.store.contract import Staged, Store, Upload
+from fencepost.store.contract import Bundle, Staged, Store, Upload
 
 JSON = "application/json"
 LARGE = b"[%b1]" % (b"1," * (SHARED_BODY_BYTES_MAX // 2))
@@ -24,7 +24,11 @@ class KeepingStore:
     """Takes every chunk at once, in place of a store."""
 
     def stage(self, upload: Upload, done: Callable[[Any], None]) -> None:
-        done(Staged(upload.batch.messages, upload.batch.size, repeated=False))
+        self.stage_all(Bundle([upload]), lambda outcomes: done(outcomes[0]))
+
+    def stage_all(self, bundle: Bundle, done: Callable[[Any], None]) -> None:
+        batches = [upload.batch for upload in bundle.uploads]
+        done([Staged(batch.messages, batch.size, repeated=False) for batch in batches])
 
 
 def _request(body: bytes, content_type: str) -> Request:

@@ -12,8 +12,7 @@ if it had been uploaded to there, so commits know nothing of bundles.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -43,6 +42,7 @@ from fencepost.server.handlers.fields import INTEGER_MAX, RefusedError, bad, dec
 from fencepost.server.handlers.querying import Parameters
 from fencepost.server.handlers.rendering import BROWSER_BLOCK, refused
 from fencepost.store.contract import (
+    Bundle,
     ChunkConflict,
     Failed,
     PartClosed,
@@ -82,29 +82,6 @@ class _Chunk(NamedTuple):
     body: bytes
 
 
-class _Answers:
-    """The answers to the chunks of a request, as one; the first refusal stands for all."""
-
-    def __init__(self, uploads: list[Upload], answer: Respond) -> None:
-        self._left = len(uploads)
-        self._answer = answer
-        self._messages = sum(upload.batch.messages for upload in uploads)
-        self._bytes = sum(upload.batch.size for upload in uploads)
-        self._first = uploads[0]
-        self._refusal: Response | None = None
-        self._repeated = True
-
-    def take(self, upload: Upload, outcome: StageOutcome | Failed | Unknown) -> None:
-        if isinstance(outcome, Staged):
-            self._repeated = self._repeated and outcome.repeated
-        elif self._refusal is None:
-            self._refusal = _staged(upload, outcome)
-        self._left -= 1
-        if self._left == 0:
-            whole = Staged(self._messages, self._bytes, self._repeated)
-            self._answer(self._refusal or _staged(self._first, whole))
-
-
 class Staging:
     """The handlers of staged parts. They answer from a callback, like an append."""
 
@@ -135,9 +112,13 @@ class Staging:
         return await answered
 
     def _stage(self, uploads: list[Upload], answer: Respond) -> None:
-        answers = _Answers(uploads, answer)
-        for upload in uploads:
-            self._store.stage(upload, partial(answers.take, upload))
+        if len(uploads) == 1:
+            [upload] = uploads
+            self._store.stage(upload, lambda outcome: answer(_staged(upload, outcome)))
+        else:
+            self._store.stage_all(
+                Bundle(uploads), lambda outcomes: answer(_all_staged(uploads, outcomes))
+            )
 
     def unstage(self, request: Request, answer: Respond, raw: bytes) -> None:
         if request.repeated:
@@ -236,6 +217,24 @@ class Staging:
 
 def _piece_of(part: Part, piece: int) -> Part:
     return Part(part.txn, f"{part.part}.{piece}")
+
+
+def _all_staged(
+    uploads: Sequence[Upload], outcomes: Sequence[StageOutcome] | Failed | Unknown
+) -> Response:
+    """One answer to the chunks of a bundle; the first refusal stands for all."""
+    if isinstance(outcomes, Failed | Unknown):
+        return rendering.failed(outcomes)
+    whole = Staged(0, 0, repeated=True)
+    for upload, outcome in zip(uploads, outcomes, strict=True):
+        if not isinstance(outcome, Staged):
+            return _staged(upload, outcome)
+        whole = Staged(
+            whole.messages + outcome.messages,
+            whole.bytes + outcome.bytes,
+            whole.repeated and outcome.repeated,
+        )
+    return _staged(uploads[0], whole)
 
 
 def _staged(upload: Upload, outcome: StageOutcome | Failed | Unknown) -> Response:

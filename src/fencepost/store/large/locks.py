@@ -94,6 +94,10 @@ class Holds:
         """Whether a part is held."""
         return self._keeps(lambda held: part in held.parts, retry)
 
+    def keeps_parts(self, parts: set[Part], retry: Retry) -> bool:
+        """Whether one of several parts is held."""
+        return self._keeps(lambda held: not parts.isdisjoint(held.parts), retry)
+
     def keeps_writer(self, name: str, retry: Retry) -> bool:
         """Whether a writer is held."""
         return self._keeps(lambda held: name == held.writer, retry)

@@ -299,6 +299,10 @@ class BulkLoader(DiskLoader):
     def part(self, part: Part) -> StagedPart | None:
         return self._parts[part] if part in self._parts else super().part(part)
 
+    def parts(self, parts: Collection[Part]) -> dict[Part, StagedPart]:
+        found = {part: self.part(part) for part in parts}
+        return {part: staged for part, staged in found.items() if staged is not None}
+
     def chunks(self, part: Part) -> dict[int, ChunkRow]:
         return self._chunks[part] if part in self._chunks else super().chunks(part)
 

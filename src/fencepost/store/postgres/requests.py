@@ -17,7 +17,7 @@ from fencepost.protocol.books import BooksRequest
 from fencepost.protocol.commits import Commit, Part
 from fencepost.protocol.leases import LeaseRef
 from fencepost.protocol.offsets import Offset
-from fencepost.store.contract import Upload
+from fencepost.store.contract import Bundle, Upload
 from fencepost.store.group_contract import GroupRequest
 from fencepost.store.mesh_contract import SendRequest
 from fencepost.store.postgres.books import BooksNeed
@@ -105,13 +105,15 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     """The send that it is, for which the turn loads its dedupe row and its streams."""
 
 
-def needs_of(touched: Commit | Upload | Part | Paths | WriterName) -> Needs:
+def needs_of(touched: Commit | Upload | Bundle | Part | Paths | WriterName) -> Needs:
     """What a write request names, unless it is an append or about a group."""
     match touched:
         case Commit():
             return needs_of_commit(touched)
         case Upload():
             return Needs(chunks=((touched.part, touched.ordinal),))
+        case Bundle():
+            return Needs(chunks=[(upload.part, upload.ordinal) for upload in touched.uploads])
         case Part():
             return Needs(parts=(touched,))
         case Paths():

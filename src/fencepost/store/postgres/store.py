@@ -31,6 +31,7 @@ from fencepost.protocol.writers import (
 from fencepost.store import records
 from fencepost.store.contract import (
     BadOffset,
+    Bundle,
     Chunk,
     Failed,
     Failure,
@@ -226,7 +227,9 @@ class PostgresStore(WriteFront):
             self.turns.submit(Request(work, done, needs, size, about_send=touched))
             return
         needs = needs_of(touched)
-        repeatable = isinstance(touched, Commit | Upload) and not (needs.leases or needs.books)
+        repeatable = isinstance(touched, Commit | Upload | Bundle) and not (
+            needs.leases or needs.books
+        )
         self.turns.submit(Request(work, done, needs, size, repeatable=repeatable))
 
     def append(self, request: Append, done: Callable[[Any], None]) -> None:

@@ -24,9 +24,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, islice
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import psycopg
@@ -45,6 +44,7 @@ from fencepost.store.settings import PostgresSettings
 from fencepost.store.sql import Row
 from fencepost.store.write.decider import Decider
 from fencepost.store.write.ledger_group import LedgerGroup
+from fencepost.store.write.staging import gathered
 from fencepost.store.write.stream_decider import Kept
 
 log = logging.getLogger(__name__)
@@ -552,25 +552,5 @@ def statements(sealed: LedgerGroup) -> Iterator[tuple[str, Sequence[Row]]]:
         yield "save_key", sealed.key_rows
     if sealed.sends:
         yield "save_send", list(sealed.sends.values())
-    yield from _gathered(sealed.statements)
+    yield from gathered(sealed.statements)
     yield from sealed.bulk
-
-
-_STAGING = ("save_part", "save_chunk", "commit_part")
-"""Statements that may be gathered as long as none of the others comes between, in this order: a
-chunk belongs to a part, and a part is committed after it was made."""
-
-
-def _gathered(
-    statements: Iterable[tuple[str, tuple[object, ...]]],
-) -> Iterator[tuple[str, Sequence[Row]]]:
-    """The same statements in fewer, each with more rows."""
-    for is_staging, stretch in groupby(statements, key=lambda pair: pair[0] in _STAGING):
-        if is_staging:
-            rows: dict[str, list[Row]] = {name: [] for name in _STAGING}
-            for name, values in stretch:
-                rows[name].append(values)
-            yield from ((name, found) for name, found in rows.items() if found)
-        else:
-            for name, run in groupby(stretch, key=itemgetter(0)):
-                yield name, [values for _, values in run]

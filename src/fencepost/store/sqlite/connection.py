@@ -27,6 +27,7 @@ from fencepost.store.sql import Row, Values, load_store_queries
 from fencepost.store.write.behind import Behind, Piece, Place
 from fencepost.store.write.group_commit import DiskFullError
 from fencepost.store.write.ledger_group import Carried, LedgerGroup
+from fencepost.store.write.staging import gathered
 
 log = logging.getLogger(__name__)
 
@@ -349,5 +350,5 @@ class LedgerWriter:
             connection.execute_many("save_producer", producers)
 
     def _write_statements(self, statements: Iterable[tuple[str, Row]]) -> None:
-        for statement, values in statements:
-            self.connection.execute(statement, values)
+        for statement, rows in gathered(statements):
+            self.connection.execute_many(statement, rows)

@@ -8,7 +8,7 @@ about one stream, `group_decider.py` and `mesh_decider.py` the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fencepost.protocol.acks import AckDecision, acked_items
@@ -72,6 +72,7 @@ from fencepost.store.write.drafts import Draft
 from fencepost.store.write.keys import COMMITS
 from fencepost.store.write.loader import Loader
 from fencepost.store.write.mesh_decider import MeshDecider
+from fencepost.store.write.staging import StagedPart
 from fencepost.store.write.stream_decider import STORED_BEFORE, StreamDecider
 
 
@@ -225,10 +226,23 @@ class Decider(StreamDecider):
 
     def stage(self, upload: Upload) -> StageOutcome:
         """Keep data for a later commit."""
+        return self._stage(upload, self.ledger.staging.find(upload.part), self.tick())
+
+    def stage_all(self, uploads: Sequence[Upload]) -> list[StageOutcome]:
+        """Keep several chunks, each if it may be kept, with one look at their parts."""
         now_ms = self.tick()
+        found = self.ledger.staging.find_all({upload.part for upload in uploads})
+        outcomes = []
+        for upload in uploads:
+            outcome = self._stage(upload, found.get(upload.part), now_ms)
+            if upload.part not in found and isinstance(outcome, Staged):
+                found[upload.part] = StagedPart(upload.media_type, None)
+            outcomes.append(outcome)
+        return outcomes
+
+    def _stage(self, upload: Upload, found: StagedPart | None, now_ms: int) -> StageOutcome:
         part, staging = upload.part, self.ledger.staging
         staged = Staged(upload.batch.messages, upload.batch.size, repeated=False)
-        found = staging.find(part)
         # Chunks are forgotten before their part is, so without a part none is looked for.
         before = None if found is None else staging.find_chunk(part, upload.ordinal)
         if before is not None:

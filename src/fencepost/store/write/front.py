@@ -20,6 +20,7 @@ from fencepost.protocol.sends import SendOutcome
 from fencepost.protocol.writers import WriterForgetOutcome, WriterOpen, WriterOpenOutcome
 from fencepost.store.contract import (
     BadOffset,
+    Bundle,
     Deleted,
     Failure,
     Missing,
@@ -53,7 +54,7 @@ class WriterName(NamedTuple):
     name: str
 
 
-Touched = Commit | Upload | Part | Paths | WriterName | GroupRequest | SendRequest
+Touched = Commit | Upload | Bundle | Part | Paths | WriterName | GroupRequest | SendRequest
 """What a request is about: its streams, staged parts, keys, writer, or group."""
 
 
@@ -118,6 +119,17 @@ class WriteFront(ABC):
         if self._held and self._holds.keeps_part(upload.part, lambda: self.stage(upload, done)):
             return
         self._decide(lambda decider: decider.stage(upload), done, upload, upload.batch.size)
+
+    def stage_all(
+        self, bundle: Bundle, done: Callable[[list[StageOutcome] | Failure], None]
+    ) -> None:
+        uploads = bundle.uploads
+        if self._held:
+            parts = {upload.part for upload in uploads}
+            if self._holds.keeps_parts(parts, lambda: self.stage_all(bundle, done)):
+                return
+        size = sum(upload.batch.size for upload in uploads)
+        self._decide(lambda decider: decider.stage_all(uploads), done, bundle, size)
 
     def unstage(self, part: Part, done: Callable[[UnstageOutcome | Failure], None]) -> None:
         if self._held and self._holds.keeps_part(part, lambda: self.unstage(part, done)):

@@ -7,6 +7,8 @@ several servers (`postgres/cache.py`) or a slice of a large commit (`large/copie
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from typing import Protocol
 
 from fencepost.protocol.appends import KeyRecord
@@ -61,6 +63,10 @@ class Loader(Protocol):
 
     def part(self, part: Part) -> StagedPart | None:
         """A part that was staged, committed ones included."""
+        ...
+
+    def parts(self, parts: Collection[Part]) -> dict[Part, StagedPart]:
+        """Those of some parts that were staged."""
         ...
 
     def chunks(self, part: Part) -> dict[int, ChunkRow]:
@@ -129,6 +135,13 @@ class DiskLoader:
     def part(self, part: Part) -> StagedPart | None:
         rows = self.connection.fetch("find_part", part)
         return StagedPart(*rows[0]) if rows else None
+
+    def parts(self, parts: Collection[Part]) -> dict[Part, StagedPart]:
+        named = {"parts": json.dumps(list(parts))}
+        return {
+            Part(txn, part): StagedPart(*found)
+            for txn, part, *found in self.connection.fetch("find_parts", named)
+        }
 
     def chunks(self, part: Part) -> dict[int, ChunkRow]:
         return {row[1]: ChunkRow(*row) for row in self.connection.fetch("part_chunks", part)}

@@ -7,13 +7,15 @@ not by the database, because a commit refers to them by number before they are o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from fencepost.protocol.checksums import payload_checksum
 from fencepost.protocol.commits import Part
 from fencepost.store.contract import Upload
-from fencepost.store.sql import Connection
+from fencepost.store.sql import Connection, Row
 
 ROW_BYTES = 512
 """What a small row counts for when a group's work is weighed: writing it takes time as well."""
@@ -64,6 +66,8 @@ class PartLoader(Protocol):
 
     def part(self, part: Part) -> StagedPart | None: ...
 
+    def parts(self, parts: Collection[Part]) -> dict[Part, StagedPart]: ...
+
     def chunks(self, part: Part) -> dict[int, ChunkRow]: ...
 
     def digest(self, part: Part, ordinal: int) -> bytes | None: ...
@@ -103,17 +107,13 @@ class Staging:
 
     def find(self, part: Part) -> StagedPart | None:
         """A part that was staged, committed ones included."""
-        committed = None
-        for changes in self._changes():
-            committed = changes.used.get(part) if committed is None else committed
-            if part in changes.made:
-                return StagedPart(changes.made[part], committed)
-            if part in changes.dropped:
-                return None
-        found = self._loader.part(part)
-        if found is not None and committed is not None:
-            return StagedPart(found.media_type, committed)
-        return found
+        return _changed(part, list(self._changes()), self._loader.part)
+
+    def find_all(self, parts: Collection[Part]) -> dict[Part, StagedPart]:
+        """Those of some parts that were staged, committed ones included."""
+        on_disk, changes = self._loader.parts(parts), list(self._changes())
+        found = {part: _changed(part, changes, on_disk.get) for part in parts}
+        return {part: staged for part, staged in found.items() if staged is not None}
 
     def chunks(self, part: Part) -> list[ChunkRow]:
         """The chunks of a part, in order."""
@@ -182,6 +182,43 @@ class Staging:
         group.statements.append(("drop_chunks", part))
         group.bytes += size
         self.waiting_count -= 1
+
+
+def _changed(
+    part: Part, changes: Sequence[Changes], on_disk: Callable[[Part], StagedPart | None]
+) -> StagedPart | None:
+    """A part as it is when all changes, the newest of which come first, are on disk."""
+    committed = None
+    for one in changes:
+        committed = one.used.get(part) if committed is None else committed
+        if part in one.made:
+            return StagedPart(one.made[part], committed)
+        if part in one.dropped:
+            return None
+    found = on_disk(part)
+    if found is not None and committed is not None:
+        return StagedPart(found.media_type, committed)
+    return found
+
+
+_STAGING = ("save_part", "save_chunk", "commit_part")
+"""Statements that may be gathered as long as none of the others comes between, in this order: a
+chunk belongs to a part, and a part is committed after it was made."""
+
+
+def gathered(
+    statements: Iterable[tuple[str, tuple[object, ...]]],
+) -> Iterator[tuple[str, Sequence[Row]]]:
+    """The statements of a group in fewer, each with more rows."""
+    for is_staging, stretch in groupby(statements, key=lambda pair: pair[0] in _STAGING):
+        if is_staging:
+            rows: dict[str, list[Row]] = {name: [] for name in _STAGING}
+            for name, values in stretch:
+                rows[name].append(values)
+            yield from ((name, found) for name, found in rows.items() if found)
+        else:
+            for name, run in groupby(stretch, key=itemgetter(0)):
+                yield name, [values for _, values in run]
 
 
 def _changes_of(group: StagingGroup) -> Changes:
