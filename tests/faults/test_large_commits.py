@@ -8,10 +8,12 @@ FENCEPOST_FAULT_KILLS=200 looks at ten times as many of them.
 import asyncio
 import os
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
 from fencepost.protocol.appends import Append, Appended, Conditions
 from fencepost.protocol.batches import bytes_batch, digest
@@ -20,7 +22,10 @@ from fencepost.protocol.writers import BatchDone, WriterBatch, WriterOpen, Write
 from fencepost.store.contract import Chunk, Failed, StreamInfo, Unknown
 from fencepost.store.settings import SqliteSettings
 from fencepost.store.sqlite.check import check
+from fencepost.store.sqlite.connection import LedgerWriter
 from fencepost.store.sqlite.store import SqliteStore, StoreBrokenError
+from fencepost.store.write.group_commit import DiskFullError
+from fencepost.store.write.ledger_group import LedgerGroup
 from fencepost.testing import Disk, DiskLog, FullDisk, SimClock, fault_vfs
 from fencepost.testing.disk import everything, nothing, some_prefix, some_sectors, write_image
 from tests.faults.recovery import ask
@@ -181,6 +186,42 @@ async def test_a_disk_that_fills_up_under_a_large_commit_loses_nothing_of_it(
         assert check(folder).findings == []
     assert Failed(full=True) in kinds
     assert CommittedInSlices in kinds
+
+
+async def test_a_slice_that_could_not_be_written_is_carried_out_before_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit appends twice to each stream, in two slices: the later one is the stream's end."""
+    monkeypatch.setattr("fencepost.store.large.commits.RETRY_S", 0)
+    write = LedgerWriter.write
+    twice = [CommitItem(an_append(path, data)) for data in (b"<1>", b"<2>") for path in PATHS]
+    carried: list[int] = []
+    left = 0
+
+    def failing(self: LedgerWriter, sealed: LedgerGroup) -> None:
+        nonlocal left
+        left -= bool(sealed.carried)
+        if sealed.carried and left == 0:
+            raise DiskFullError("no room, as the test asked")
+        write(self, sealed)
+        carried.extend(piece.log[0][0] for piece in sealed.carried if piece.log)
+
+    monkeypatch.setattr(LedgerWriter, "write", failing)
+    for number in range(1, 2 * COUNT // SLICE):
+        folder = tmp_path / str(number)
+        store = opened(folder)
+        await furnish(store)
+        left = number
+        carried.clear()
+
+        outcome = await ask(partial(store.commit, Commit(twice)))
+
+        assert isinstance(outcome, CommittedInSlices)
+        assert len(carried) == 2 * COUNT // SLICE
+        assert carried == sorted(carried), "a slice overtook one that was tried again"
+        assert await contents(store) == {path: BEFORE[path] + b"<1><2>" for path in PATHS}
+        await store.close()
+        assert check(folder).findings == []
 
 
 class BreakingDisk:

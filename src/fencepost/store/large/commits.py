@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Done = Callable[[CommitOutcome | Failure], None]
+Durable = asyncio.Future[Failure | None]
 
 PATHS_PER_TURN = 128
 """Streams that are looked at, or told of, in one turn of the loop."""
@@ -222,11 +223,17 @@ class LargeCommit:
         self._undoing = True
         if (failure := await self._wait()) is not None:
             return failure
+        before: Durable | None = None
         for _ in decision.slices():
-            if (failure := await self._wait()) is not None:
+            # The next slice is decided while this one is written.
+            written = self._durability()
+            if (failure := await self._settled(before)) is not None:
                 return failure
             if self._is_stopping():
                 return Failed(full=False)
+            before = written
+        if (failure := await self._settled(before)) is not None:
+            return failure
         concluded = await self._concluded(decision)
         await dissolve(*decision.leftovers())
         return concluded
@@ -307,14 +314,10 @@ class LargeCommit:
         state = self._host.committed_state
         self._held.carrying = True
         while found := state.fetch("next_slice", (self._first, 0)):
+            [(number, _)] = found
+            failure = await self._carry_all(range(number, decided.last_slice + 1))
             if self._is_stopping():
                 return Unknown()
-            [(number, content)] = found
-            self._carry(number, decode_slice(content))
-            if number < decided.last_slice:
-                failure = await self._wait()
-            else:
-                failure = await self._wait(self._show)
             if failure is not None and not self._host.is_broken():
                 log.error("a slice of a large commit could not be written and is tried again")
                 await asyncio.sleep(RETRY_S)
@@ -322,6 +325,24 @@ class LargeCommit:
             self._show()  # the last commit was said to be in doubt, and is on disk
         self._decider.counts.add_all(decided.counts)
         return CommittedInSlices(decided.answer, acks=decided.acks)
+
+    async def _carry_all(self, numbers: range) -> Failure | None:
+        """Carry slices out, each while the one before is written, up to one that fails."""
+        before: Durable | None = None
+        for number in numbers:
+            [(content,)] = self._host.committed_state.fetch("slice_at", (self._first, number))
+            piece = decode_slice(content)
+            # After a slice that failed, none may be carried out before it was tried again. What is
+            # decided while one is written is void with it.
+            has_failed = before is not None and before.done() and before.result() is not None
+            if has_failed or self._is_stopping():
+                break
+            self._carry(number, piece)
+            written = self._durability(self._show if piece.is_last else None)
+            if (failure := await self._settled(before)) is not None:
+                return failure
+            before = written
+        return await self._settled(before)
 
     def _carry(self, number: int, piece: Slice) -> None:
         group = self._decider.group
@@ -362,7 +383,18 @@ class LargeCommit:
 
     async def _wait(self, then: Callable[[], None] | None = None) -> Failure | None:
         """Wait until what was decided so far is on disk; do something in the turn it is known."""
-        waited: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+        return await self._durability(then)
+
+    async def _settled(self, before: Durable | None) -> Failure | None:
+        """Wait for a slice, and let the group of the next one begin: each has a group of its own,
+        so that other requests do not wait for two in one."""
+        failure = None if before is None else await before
+        await asyncio.sleep(0)
+        return failure
+
+    def _durability(self, then: Callable[[], None] | None = None) -> Durable:
+        """What is done when that which was decided so far is on disk, or void."""
+        waited: Durable = asyncio.get_running_loop().create_future()
 
         def done(failure: Failure | None) -> None:
             if failure is None and then is not None:
@@ -370,7 +402,7 @@ class LargeCommit:
             waited.set_result(failure)
 
         self._host.after(done)
-        return await waited
+        return waited
 
     async def _durable(self, outcome: CommitOutcome) -> CommitOutcome | Failure:
         """An outcome, once nothing can take it back."""
