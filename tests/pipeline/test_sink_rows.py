@@ -2,7 +2,9 @@
 
 import datetime as dt
 import json
+import sys
 from decimal import Decimal
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.pipeline.errors import RowError
-from fencepost.pipeline.sink.chunks import Chunk, Chunks, cut_points, digest_text, merged, row_sum
+from fencepost.pipeline.sink.chunks import (
+    NOTHING,
+    Chunk,
+    Chunks,
+    cut_points,
+    digest_text,
+    merged,
+    row_sum,
+)
 from fencepost.pipeline.sink.options import SinkOptions, sink_options
 from fencepost.pipeline.sink.rows import RowsEncoder, encoded_as
 from tests.pipeline.sink_support import schema_of
@@ -177,6 +187,36 @@ def test_chunks_hold_every_row_once_in_order_and_within_bounds(
         assert numbers == [number for name, number in rows if name == stream]
         assert all(len(chunk.body) <= chunk_bytes or chunk.rows == 1 for chunk in mine)
         assert sum(chunk.rows for chunk in mine) == len(numbers)
+        payloads = [b"%d" % number for name, number in rows if name == stream]
+        assert chunks.sums.get(stream, NOTHING) == row_sum(objects(payloads))
+    assert chunks.payload_bytes == sum(len(str(number)) for _, number in rows)
+
+
+def test_small_record_batches_of_many_streams_cost_little_for_each_row() -> None:
+    """Counted in calls of functions: a row or two of each stream in a batch is the common case."""
+    streams, batches = 500, 20
+    chunks = Chunks(None, chunk_bytes=1 << 20, json=True)
+    names = pa.array([f"s/{number}" for number in range(streams)])
+    rows = [
+        encoded_as(pa.array([b"%d" % batch] * streams, pa.binary()), names)
+        for batch in range(batches)
+    ]
+    list(chunks.add(rows[0]))  # the first time imports modules
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        made = [chunk for batch in rows[1:] for chunk in chunks.add(batch)]
+        made += chunks.rest()
+    finally:
+        sys.setprofile(None)
+
+    assert len(made) == streams
+    assert calls < streams * batches
 
 
 def test_cuts_obey_the_bound_on_rows_too() -> None:

@@ -12,8 +12,8 @@ This module does no I/O.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +22,9 @@ from fencepost.pipeline.sink.rows import Encoded
 
 CHUNK_ROWS_MAX = 50_000
 """Messages of one chunk: half of what a server takes in one body by default."""
-BUFFER_BYTES_MAX = 32 << 20
-"""Payloads that a task keeps in memory, over all streams it writes to, before it sends them."""
+BUFFER_BYTES_MAX = 64 << 20
+"""Payloads that a task keeps in memory, over all streams it writes to, before it sends them. A task
+of the source reads half of that: what it has for a stream is one chunk, unless that is full."""
 HASH_MASK = (1 << 64) - 1
 
 
@@ -49,104 +50,134 @@ class RowSum(NamedTuple):
 NOTHING = RowSum(0, 0)
 
 
-class _Piece(NamedTuple):
-    """Rows of one stream that arrived together."""
+class _Rows(NamedTuple):
+    """Rows that are not in a chunk yet, of many streams."""
 
-    stream: str
+    streams: np.ndarray
+    """The number of each row's stream."""
     payloads: np.ndarray
     lengths: np.ndarray
-    bytes: int
-    sum: RowSum
+    hashes: np.ndarray
+    """Zero for rows whose hashes are in the sums already."""
 
-
-class _Waiting:
-    """Rows of one stream that are not in a chunk yet."""
-
-    def __init__(self) -> None:
-        self.payloads: list[np.ndarray] = []
-        self.lengths: list[np.ndarray] = []
-        self.bytes = 0
+    def at(self, places: np.ndarray | slice) -> _Rows:
+        """Some of the rows, or all of them in another order."""
+        return _Rows(*(column[places] for column in self))
 
 
 class Chunks:
-    """Turns the encoded rows of one task into chunks, and sums them up by stream."""
+    """Turns the encoded rows of one task into chunks, and sums them up by stream.
+
+    Rows are put in the order of their streams when chunks are made of them, and not for each record
+    batch: one of 10,000 rows may have a row or two for each of thousands of streams.
+    """
 
     def __init__(self, stream: str | None, *, chunk_bytes: int, json: bool) -> None:
-        self._stream = stream
         self._chunk_bytes = chunk_bytes
         self._json = json
-        self._waiting: dict[str, _Waiting] = {}
-        self._buffered = 0
+        self._names: list[str] = [] if stream is None else [stream]
+        self._numbers: dict[str, int] = {}
+        self._waiting: list[_Rows] = []
+        self._bytes = np.zeros(len(self._names), np.int64)  # that wait, by stream
         self.sums: dict[str, RowSum] = {}
+        """Complete when the rest of the chunks is made."""
         self.payload_bytes = 0
 
     def add(self, rows: Encoded) -> Iterator[Chunk]:
         """Take rows in, and yield the chunks that are full."""
-        for piece in self._by_stream(rows):
-            self.sums[piece.stream] = self.sums.get(piece.stream, NOTHING).plus(piece.sum)
-            self.payload_bytes += piece.bytes
-            self._keep(piece.stream, piece.payloads, piece.lengths, piece.bytes)
-            if self._waiting[piece.stream].bytes >= self._chunk_bytes:
-                yield from self._take(piece.stream, whole=False)
-        if self._buffered > BUFFER_BYTES_MAX:
+        if len(rows.payloads) == 0:
+            return
+        waiting = _Rows(
+            self._numbered(rows), rows.payloads, rows.lengths, row_hashes(rows.payloads)
+        )
+        self.payload_bytes += int(waiting.lengths.sum())
+        self._wait(waiting)
+        full = self._bytes >= self._chunk_bytes
+        if full.any():
+            yield from self._cut(self._taken(full), whole=False)
+        if self._bytes.sum() > BUFFER_BYTES_MAX:
             yield from self.rest()
 
     def rest(self) -> Iterator[Chunk]:
         """Yield everything that is left, in chunks that may be small."""
-        for stream in list(self._waiting):
-            yield from self._take(stream, whole=True)
+        yield from self._cut(self._taken(self._bytes >= 0), whole=True)
 
-    def _by_stream(self, rows: Encoded) -> Iterator[_Piece]:
-        count = len(rows.payloads)
-        if count == 0:
-            return
-        hashes = row_hashes(rows.payloads)
+    def _numbered(self, rows: Encoded) -> np.ndarray:
+        """The number of each row's stream."""
         if rows.streams is None:
-            assert self._stream is not None
-            names, order, starts = [self._stream], None, np.zeros(1, np.int64)
+            return np.zeros(len(rows.payloads), np.int64)
+        encoded = rows.streams.dictionary_encode()
+        numbers = self._numbers
+        found = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]
+        self._names += islice(numbers, len(self._names), None)
+        self._bytes.resize(len(self._names), refcheck=False)
+        streams: np.ndarray = np.array(found)[encoded.indices.to_numpy()]
+        return streams
+
+    def _wait(self, rows: _Rows) -> None:
+        self._waiting.append(rows)
+        if len(self._names) == 1:
+            self._bytes += rows.lengths.sum()
         else:
-            encoded = rows.streams.dictionary_encode()
-            names = encoded.dictionary.to_pylist()
-            indices = encoded.indices.to_numpy()
-            # A stable sort: the rows of a stream keep their order.
-            order = np.argsort(indices, kind="stable") if len(names) > 1 else None
-            counts = np.bincount(indices, minlength=len(names))
-            starts = np.cumsum(counts) - counts
-        payloads, lengths = rows.payloads, rows.lengths
-        if order is not None:
-            payloads, lengths, hashes = payloads[order], lengths[order], hashes[order]
-        sizes = np.add.reduceat(lengths, starts).tolist()
-        sums = np.add.reduceat(hashes, starts).tolist()
-        ends = [*starts[1:].tolist(), count]
-        for name, start, end, size, added in zip(
-            names, starts.tolist(), ends, sizes, sums, strict=True
-        ):
-            found = RowSum(end - start, added & HASH_MASK)
-            yield _Piece(name, payloads[start:end], lengths[start:end], size, found)
+            sizes = np.bincount(rows.streams, weights=rows.lengths, minlength=len(self._names))
+            self._bytes += sizes.astype(np.int64)
 
-    def _keep(self, stream: str, payloads: np.ndarray, lengths: np.ndarray, size: int) -> None:
-        waiting = self._waiting.setdefault(stream, _Waiting())
-        waiting.payloads.append(payloads)
-        waiting.lengths.append(lengths)
-        waiting.bytes += size
-        self._buffered += size
+    def _taken(self, streams: np.ndarray) -> _Rows | None:
+        """All rows of some streams, which wait no longer; each stream's in their order."""
+        waiting, self._waiting = self._waiting, []
+        self._bytes[streams] = 0
+        taken = []
+        takes_all = bool(streams.all())
+        for rows in waiting:
+            mine = streams[rows.streams]
+            if takes_all or mine.all():
+                taken.append(rows)
+            else:
+                taken.append(rows.at(mine))
+                self._waiting.append(rows.at(~mine))
+        return _Rows(*map(_joined, zip(*taken, strict=True))) if taken else None
 
-    def _take(self, stream: str, *, whole: bool) -> Iterator[Chunk]:
-        """Cut what waits for a stream; unless it is the `whole` rest, the last piece waits on."""
-        waiting = self._waiting.pop(stream)
-        self._buffered -= waiting.bytes
-        payloads, lengths = _joined(waiting.payloads), _joined(waiting.lengths)
-        if not self._json:
-            for data in payloads.tolist():
-                yield Chunk(stream, 1, data)
+    def _cut(self, rows: _Rows | None, *, whole: bool) -> Iterator[Chunk]:
+        """Make chunks of rows; unless they are the `whole` rest, the last of a stream waits on."""
+        if rows is None:
             return
-        cuts = cut_points(lengths, self._chunk_bytes, CHUNK_ROWS_MAX)
-        if not whole:
-            start = cuts[-2]
-            self._keep(stream, payloads[start:], lengths[start:], int(lengths[start:].sum()))
-            cuts.pop()
-        for start, end in pairwise(cuts):
-            yield Chunk(stream, end - start, json_array(payloads[start:end].tolist()))
+        streams = rows.streams
+        if len(self._names) > 1:
+            # A stable sort: the rows of a stream keep their order. NumPy sorts short numbers fast.
+            is_short = len(self._names) <= np.iinfo(np.uint16).max
+            order = np.argsort(streams.astype(np.uint16) if is_short else streams, kind="stable")
+            rows = rows.at(order)
+        counts = np.bincount(streams)
+        present = np.flatnonzero(counts)
+        starts = np.cumsum(counts)[present] - counts[present]
+        payloads = rows.payloads.tolist()
+        for number, start, count, size, hashes in zip(
+            present.tolist(),
+            starts.tolist(),
+            counts[present].tolist(),
+            np.add.reduceat(rows.lengths, starts).tolist(),
+            np.add.reduceat(rows.hashes, starts).tolist(),
+            strict=True,
+        ):
+            name = self._names[number]
+            cuts = [0, count]
+            # With a comma or bracket behind each row, and the bracket before the first.
+            if self._json and (size + count >= self._chunk_bytes or count > CHUNK_ROWS_MAX):
+                lengths = rows.lengths[start : start + count]
+                cuts = cut_points(lengths, self._chunk_bytes, CHUNK_ROWS_MAX)
+            if self._json and not whole:
+                cuts.pop()
+                self._wait_on(rows, start + cuts[-1], start + count)
+            self.sums[name] = self.sums.get(name, NOTHING).plus(RowSum(cuts[-1], hashes))
+            for first, last in pairwise(start + cut for cut in cuts):
+                if self._json:
+                    yield Chunk(name, last - first, json_array(payloads[first:last]))
+                else:
+                    yield from (Chunk(name, 1, data) for data in payloads[first:last])
+
+    def _wait_on(self, rows: _Rows, first: int, last: int) -> None:
+        left = rows.at(slice(first, last))
+        self._wait(left._replace(hashes=np.zeros_like(left.hashes)))
 
 
 def json_array(rows: list[bytes]) -> bytes:
@@ -213,5 +244,5 @@ def digest_text(sums: Mapping[str, RowSum]) -> str:
     return f"v1 rows={rows} streams={len(present)} {digest.hexdigest()[:32]}"
 
 
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
