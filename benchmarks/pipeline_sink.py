@@ -10,15 +10,15 @@ rows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,12 +33,14 @@ from rich.console import Console
 from rich.table import Table
 
 import fencepost
+from benchmarks.postgres import on_postgres
 from benchmarks.subjects import OURS, Running, running
 from fencepost.pipeline import session
 from fencepost.pipeline.sink import upload
 from fencepost.pipeline.sink.chunks import Chunks
 from fencepost.pipeline.sink.options import CHUNK_BYTES_MAX, sink_options
 from fencepost.pipeline.sink.rows import Encoded, RowsEncoder, encoded_as
+from fencepost.testing.postgres import PostgresServer
 
 CORES = 2
 ARROW_ROWS = 10_000
@@ -60,6 +62,9 @@ def main() -> int:
         default=[],
         help="only one task that writes to so many streams",
     )
+    parser.add_argument(
+        "--store", choices=("sqlite", "postgres"), default="sqlite", help="of --wide"
+    )
     parser.add_argument("--data", type=Path, default=None)
     options = parser.parse_args()
     console = Console()
@@ -67,10 +72,9 @@ def main() -> int:
         table = Table("what", "median", "all rounds")
         with (
             tempfile.TemporaryDirectory(dir=options.data) as folder,
-            running(OURS, Path(folder) / "data") as server,
+            served(options.store, Path(folder)) as server,
         ):
-            url = f"http://127.0.0.1:{server.port}"
-            wide_rounds(table, url, options.wide, options.rows, options.rounds)
+            wide_rounds(table, server, options.wide, options.rows, options.rounds)
         console.print(table)
         console.print(f"load average at the end: {os.getloadavg()}")
         return 0
@@ -91,6 +95,20 @@ def main() -> int:
     console.print(f"load average at the end: {os.getloadavg()}")
     spark.stop()
     return 0
+
+
+@contextlib.contextmanager
+def served(store: str, folder: Path) -> Iterator[Running]:
+    """A server on either store."""
+    if store == "sqlite":
+        with running(OURS, folder / "data") as server:
+            yield server
+        return
+    with (
+        PostgresServer() as postgres,
+        running(on_postgres(postgres, 1), folder / "data") as server,
+    ):
+        yield server
 
 
 def cached_rows(spark: SparkSession, count: int) -> DataFrame:
@@ -141,38 +159,72 @@ def batch_rounds(
     add(table, "server's processor time per million rows", spent, "s", ".2f")
 
 
-def wide_rounds(table: Table, url: str, widths: list[int], count: int, rounds: int) -> None:
-    """One task's rows to so many streams, without Spark: with bundles, and an upload for each."""
+def wide_rounds(table: Table, server: Running, widths: list[int], count: int, rounds: int) -> None:
+    """One task's rows to so many streams, without Spark, in turns; each beside the first."""
     rows = encoded_rows(count)
-    names = iter(range(10_000))
-    most = upload.BUNDLE_PIECES_MAX
-    for width in widths:
-        found: dict[str, list[float]] = {"a bundle": [], "a request each": []}
-        for _ in range(rounds):
-            for way, pieces in (("a request each", 1), ("a bundle", most)):
-                upload.BUNDLE_PIECES_MAX = pieces
-                name = f"wide/{next(names)}"
-                streams = pa.array([f"{name}/{index % width}" for index in range(count)])
-                wide = rows._replace(streams=streams)
-                found[way].append(count / timed(partial(write_wide, url, wide)))
-        for way, rates in found.items():
-            add(table, f"{width:,} streams, {way}", rates, "rows/s")
+    found: dict[int, list[Wide]] = {width: [] for width in widths}
+    for number in range(rounds):
+        for width in widths:
+            names = pa.array([f"wide/{number}/{width}/{index % width}" for index in range(count)])
+            found[width].append(write_wide(server, rows._replace(streams=names)))
+    for width, runs in found.items():
+        what = f"{width:,} streams"
+        add(table, what, [count / run.seconds for run in runs], "rows/s")
+        ratios = [
+            first.seconds / run.seconds for first, run in zip(found[widths[0]], runs, strict=True)
+        ]
+        add(table, f"{what} : {widths[0]:,}", ratios, "", ".2f")
+        add(table, f"{what}, of it the commit", [run.commit for run in runs], "s", ".2f")
+        for whose, spent in (
+            ("client's", [run.client for run in runs]),
+            ("server's", [run.server for run in runs]),
+        ):
+            per_million = [seconds / count * 1e6 for seconds in spent]
+            add(table, f"{what}, the {whose} processor, a million rows", per_million, "s", ".2f")
 
 
-def write_wide(url: str, rows: Encoded) -> None:
-    """What a task and the driver do: chunks, uploads, a commit."""
-    with fencepost.connect(url) as client:
+class Wide(NamedTuple):
+    """What a task's rows took, in seconds: all of it, the commit, and of the processors."""
+
+    seconds: float
+    commit: float
+    client: float
+    server: float
+
+
+def write_wide(server: Running, rows: Encoded) -> Wide:
+    """What a task and the driver do: chunks from record batches, uploads, a commit."""
+    began, client_began = time.perf_counter(), time.process_time()
+    server_began = cpu_seconds(server.pid)
+    with fencepost.connect(f"http://127.0.0.1:{server.port}") as client:
         chunks = Chunks(None, chunk_bytes=CHUNK_BYTES_MAX, json=True)
-        made = chain(chunks.add(rows), chunks.rest())
-        parts = upload.Uploads(client, "application/json").send(made)
+        made = chain.from_iterable(chunks.add(batch) for batch in record_batches(rows))
+        parts = upload.Uploads(client, "application/json").send(chain(made, chunks.rest()))
+        uploaded = time.perf_counter()
         client.commit(
             [
                 fencepost.CommitAppend(
-                    stream=part.stream, parts=[(part.txn, part.part)], auto_create=True
+                    stream=part.stream,
+                    parts=[(part.txn, part.part, part.chunks)],
+                    auto_create=True,
                 )
                 for part in parts
             ]
         )
+    ended = time.perf_counter()
+    client_spent = time.process_time() - client_began
+    return Wide(
+        ended - began, ended - uploaded, client_spent, cpu_seconds(server.pid) - server_began
+    )
+
+
+def record_batches(rows: Encoded) -> Iterator[Encoded]:
+    """Rows as Spark hands them over, some at a time."""
+    assert rows.streams is not None
+    for start in range(0, len(rows.payloads), ARROW_ROWS):
+        piece = slice(start, start + ARROW_ROWS)
+        streams = rows.streams.slice(start, ARROW_ROWS)
+        yield Encoded(streams, rows.payloads[piece], rows.lengths[piece])
 
 
 def encoded_rows(count: int) -> Encoded:
