@@ -152,7 +152,14 @@ PARTS_AS_COLUMNS = {"find_parts", "chunks_of_parts", "count_staged_messages"}
 """Queries that take parts as two columns here, and as JSON in SQLite."""
 PLACES_AS_COLUMNS = {"event_places"}
 """Queries that take pairs of path and position in the same two ways."""
-SHARED = sorted((sqlite.QUERIES.keys() & QUERIES.keys()) - PARTS_AS_COLUMNS - PLACES_AS_COLUMNS)
+CHUNKS_AS_COLUMNS = {"find_chunks"}
+"""Queries that take parts and numbers of chunks in the same two ways."""
+SHARED = sorted(
+    (sqlite.QUERIES.keys() & QUERIES.keys())
+    - PARTS_AS_COLUMNS
+    - PLACES_AS_COLUMNS
+    - CHUNKS_AS_COLUMNS
+)
 RECENT_BESIDE = {"save_producer"}
 """Statements that take one value more: a producer's recent batches lie in its row here."""
 
@@ -402,6 +409,11 @@ def test_producers_keys_and_parts_are_found_alike(read_twins: Twins) -> None:
         rows = read_twins.sqlite.fetch(query, {"parts": json.dumps(parts)})
         assert rows
         assert sorted(read_twins.postgres.fetch(query, columns)) == sorted(map(tuple, rows))
+    chunks = [(*part, ordinal) for part in parts for ordinal in (0, 1)]
+    columns = [list(column) for column in zip(*chunks, strict=True)]
+    rows = read_twins.sqlite.fetch("find_chunks", {"chunks": json.dumps(chunks)})
+    assert rows
+    assert sorted(read_twins.postgres.fetch("find_chunks", columns)) == sorted(map(tuple, rows))
     assert len(producers) > 5
     assert len(keys) > 5
 

@@ -131,6 +131,7 @@ async def test_the_chunks_of_a_bundle_are_each_decided_on_top_of_those_before(
         subject,
         chunk("new", b"one,", 0),
         chunk("new", b"two", 1),
+        chunk("new", b"two", 1),
         chunk("new", b"3", 2, JSON),
         chunk("here", b"1"),
         chunk("here", b"other"),
@@ -139,11 +140,12 @@ async def test_the_chunks_of_a_bundle_are_each_decided_on_top_of_those_before(
     )
 
     assert outcomes[:2] == [Staged(1, 4, repeated=False), Staged(1, 3, repeated=False)]
-    assert isinstance(outcomes[2], ChunkConflict)
-    assert outcomes[3] == Staged(1, 1, repeated=True)
-    assert isinstance(outcomes[4], ChunkConflict)
-    assert outcomes[5] == Staged(1, 2, repeated=False)
-    assert isinstance(outcomes[6], PartClosed)
+    assert outcomes[2] == Staged(1, 3, repeated=True)
+    assert isinstance(outcomes[3], ChunkConflict)
+    assert outcomes[4] == Staged(1, 1, repeated=True)
+    assert isinstance(outcomes[5], ChunkConflict)
+    assert outcomes[6] == Staged(1, 2, repeated=False)
+    assert isinstance(outcomes[7], PartClosed)
     await subject.reopen()
     await ask_commit(subject, item("new", parts=("new",), creates=True))
     await ask_commit(subject, item("here", parts=("here",), creates=True))

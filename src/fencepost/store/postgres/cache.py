@@ -303,6 +303,10 @@ class BulkLoader(DiskLoader):
         found = {part: self.part(part) for part in parts}
         return {part: staged for part, staged in found.items() if staged is not None}
 
+    def digests(self, chunks: Collection[tuple[Part, int]]) -> dict[tuple[Part, int], bytes]:
+        found = {place: self.digest(*place) for place in chunks}
+        return {place: digest for place, digest in found.items() if digest is not None}
+
     def chunks(self, part: Part) -> dict[int, ChunkRow]:
         return self._chunks[part] if part in self._chunks else super().chunks(part)
 

@@ -98,6 +98,12 @@ SELECT id, ordinal, count, size, digest FROM chunks WHERE txn = $1 AND part = $2
 -- name: find_chunk
 SELECT digest FROM chunks WHERE txn = $1 AND part = $2 AND ordinal = $3
 
+-- name: find_chunks
+-- Find those of the given chunks (part and number) that were uploaded before.
+SELECT c.txn, c.part, c.ordinal, c.digest
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS n (txn, part, ordinal)
+JOIN chunks c ON c.txn = n.txn AND c.part = n.part AND c.ordinal = n.ordinal
+
 -- name: save_part
 INSERT INTO parts (txn, part, media_type, staged_ms)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[])

@@ -106,9 +106,3 @@ SELECT EXISTS (
 
 -- name: notify
 SELECT pg_notify($1, $2)
-
--- name: find_chunks
--- Find those of the given chunks (part and number) that were uploaded before.
-SELECT c.txn, c.part, c.ordinal, c.digest
-FROM unnest($1::text[], $2::text[], $3::bigint[]) AS n (txn, part, ordinal)
-JOIN chunks c ON c.txn = n.txn AND c.part = n.part AND c.ordinal = n.ordinal

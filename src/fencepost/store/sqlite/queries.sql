@@ -66,6 +66,12 @@ SELECT id, ordinal, count, size, digest FROM chunks WHERE txn = ? AND part = ? O
 -- name: find_chunk
 SELECT digest FROM chunks WHERE txn = ? AND part = ? AND ordinal = ?
 
+-- name: find_chunks
+SELECT c.txn, c.part, c.ordinal, c.digest
+FROM json_each(:chunks) n
+CROSS JOIN chunks c
+    ON c.txn = n.value ->> 0 AND c.part = n.value ->> 1 AND c.ordinal = n.value ->> 2
+
 -- name: save_part
 INSERT INTO parts (txn, part, media_type, staged_ms) VALUES (?, ?, ?, ?)
 

@@ -226,25 +226,34 @@ class Decider(StreamDecider):
 
     def stage(self, upload: Upload) -> StageOutcome:
         """Keep data for a later commit."""
-        return self._stage(upload, self.ledger.staging.find(upload.part), self.tick())
+        part, staging = upload.part, self.ledger.staging
+        found = staging.find(part)
+        # Chunks are forgotten before their part is, so without a part none is looked for.
+        before = None if found is None else staging.find_chunk(part, upload.ordinal)
+        return self._stage(upload, found, before, self.tick())
 
     def stage_all(self, uploads: Sequence[Upload]) -> list[StageOutcome]:
         """Keep several chunks, each if it may be kept, with one look at their parts."""
         now_ms = self.tick()
-        found = self.ledger.staging.find_all({upload.part for upload in uploads})
+        staging = self.ledger.staging
+        found = staging.find_all({upload.part for upload in uploads})
+        places = [(upload.part, upload.ordinal) for upload in uploads]
+        before = staging.find_chunks([place for place in places if place[0] in found])
         outcomes = []
-        for upload in uploads:
-            outcome = self._stage(upload, found.get(upload.part), now_ms)
-            if upload.part not in found and isinstance(outcome, Staged):
-                found[upload.part] = StagedPart(upload.media_type, None)
+        for upload, place in zip(uploads, places, strict=True):
+            outcome = self._stage(upload, found.get(upload.part), before.get(place), now_ms)
+            if isinstance(outcome, Staged):
+                found.setdefault(upload.part, StagedPart(upload.media_type, None))
+                before[place] = upload.digest
             outcomes.append(outcome)
         return outcomes
 
-    def _stage(self, upload: Upload, found: StagedPart | None, now_ms: int) -> StageOutcome:
+    def _stage(
+        self, upload: Upload, found: StagedPart | None, before: bytes | None, now_ms: int
+    ) -> StageOutcome:
+        """`found` is the part as it is, and `before` the digest of this chunk, if it has it."""
         part, staging = upload.part, self.ledger.staging
         staged = Staged(upload.batch.messages, upload.batch.size, repeated=False)
-        # Chunks are forgotten before their part is, so without a part none is looked for.
-        before = None if found is None else staging.find_chunk(part, upload.ordinal)
         if before is not None:
             if before != upload.digest:
                 return ChunkConflict("another content was uploaded as this chunk before")

@@ -77,6 +77,10 @@ class Loader(Protocol):
         """The digest of a chunk that was uploaded before."""
         ...
 
+    def digests(self, chunks: Collection[tuple[Part, int]]) -> dict[tuple[Part, int], bytes]:
+        """The digests of those of some chunks that were uploaded before."""
+        ...
+
 
 class DiskLoader:
     """Asks the database for each record when it is needed.
@@ -149,3 +153,8 @@ class DiskLoader:
     def digest(self, part: Part, ordinal: int) -> bytes | None:
         rows = self.connection.fetch("find_chunk", (*part, ordinal))
         return bytes(rows[0][0]) if rows else None
+
+    def digests(self, chunks: Collection[tuple[Part, int]]) -> dict[tuple[Part, int], bytes]:
+        named = {"chunks": json.dumps([(*part, ordinal) for part, ordinal in chunks])}
+        rows = self.connection.fetch("find_chunks", named)
+        return {(Part(txn, part), ordinal): bytes(found) for txn, part, ordinal, found in rows}

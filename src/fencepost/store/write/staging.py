@@ -21,6 +21,10 @@ ROW_BYTES = 512
 """What a small row counts for when a group's work is weighed: writing it takes time as well."""
 
 
+ChunkPlace = tuple[Part, int]
+"""A chunk: its part, and its number there."""
+
+
 class ChunkRow(NamedTuple):
     """What is kept of a staged chunk beside its data."""
 
@@ -71,6 +75,8 @@ class PartLoader(Protocol):
     def chunks(self, part: Part) -> dict[int, ChunkRow]: ...
 
     def digest(self, part: Part, ordinal: int) -> bytes | None: ...
+
+    def digests(self, chunks: Collection[ChunkPlace]) -> dict[ChunkPlace, bytes]: ...
 
 
 class Staging:
@@ -128,13 +134,16 @@ class Staging:
 
     def find_chunk(self, part: Part, ordinal: int) -> bytes | None:
         """The digest of a chunk that was uploaded before."""
-        for changes in self._changes():
-            chunk = changes.chunks.get(part, {}).get(ordinal)
-            if chunk is not None:
-                return chunk.digest
-            if part in changes.dropped:
-                return None
-        return self._loader.digest(part, ordinal)
+        on_disk = self._loader.digest
+        return _changed_chunk((part, ordinal), list(self._changes()), lambda at: on_disk(*at))
+
+    def find_chunks(self, chunks: Collection[ChunkPlace]) -> dict[ChunkPlace, bytes]:
+        """The digests of those of some chunks that were uploaded before."""
+        if not chunks:
+            return {}
+        on_disk, changes = self._loader.digests(chunks), list(self._changes())
+        found = {place: _changed_chunk(place, changes, on_disk.get) for place in chunks}
+        return {place: digest for place, digest in found.items() if digest is not None}
 
     def _changes(self) -> Iterator[Changes]:
         """What is on its way to disk, the newest first."""
@@ -199,6 +208,20 @@ def _changed(
     if found is not None and committed is not None:
         return StagedPart(found.media_type, committed)
     return found
+
+
+def _changed_chunk(
+    place: ChunkPlace, changes: Sequence[Changes], on_disk: Callable[[ChunkPlace], bytes | None]
+) -> bytes | None:
+    """The digest of a chunk as it is when all changes are on disk."""
+    part, ordinal = place
+    for one in changes:
+        chunk = one.chunks.get(part, {}).get(ordinal)
+        if chunk is not None:
+            return chunk.digest
+        if part in one.dropped:
+            return None
+    return on_disk(place)
 
 
 _STAGING = ("save_part", "save_chunk", "commit_part")
