@@ -16,6 +16,8 @@ from fencepost.pipeline.errors import (
     StagingExpiredError,
 )
 from fencepost.pipeline.sink import commit as sink_commit
+from fencepost.pipeline.sink.chunks import Chunk
+from fencepost.pipeline.sink.upload import BUNDLE_BYTES_MAX, Placed, bundled
 from tests.integration.auth_support import principal, token
 from tests.pipeline.sink_driver import Driver, parts_waiting
 from tests.pipeline.sink_support import messages, waiting_parts
@@ -79,6 +81,18 @@ def test_a_replay_is_known_although_its_parts_are_gone(
     again.writer().commit(staged, 1)
 
     assert messages(server.url, name) == [0, 1]
+
+
+def test_chunks_of_some_hundreds_of_streams_share_uploads() -> None:
+    """A million rows over 1,000 streams are chunks of 100 KiB each."""
+    small = [Placed(Chunk(f"s/{number}", 1, b"x" * 100_000), number, 0) for number in range(30)]
+    large = Placed(Chunk("large", 1, b"x" * (BUNDLE_BYTES_MAX // 2)), 30, 0)
+
+    uploads = list(bundled([*small[:15], large, *small[15:]]))
+
+    assert [large] in uploads
+    assert len(uploads) == 4
+    assert sorted(placed.piece for upload in uploads for placed in upload) == list(range(31))
 
 
 def test_a_task_that_fails_drops_its_own_uploads(

@@ -32,7 +32,7 @@ UPLOADS_AT_ONCE = 3
 """Chunks of one task on their way: while one is stored the next is sent and a third is made."""
 BUNDLE = "p"
 """What the parts of a transaction are named after: `p.0`, `p.1` and so on."""
-PIECE_BYTES_MAX = 64 << 10
+PIECE_BYTES_MAX = 256 << 10
 """A chunk up to this size may share an upload."""
 BUNDLE_BYTES_MAX = 1 << 20
 BUNDLE_PIECES_MAX = 512
