@@ -1,6 +1,8 @@
 """The fair queue of scans: principals take turns, and a reader that leaves frees its place."""
 
 import asyncio
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -93,6 +95,66 @@ async def test_a_reader_that_leaves_as_its_turn_comes_passes_the_turn_on() -> No
     readers.end(1)
     assert await stays == "stays"
     assert await first == "first"
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_a_reader_that_leaves_while_a_slice_ends_takes_no_thread_along(steps: int) -> None:
+    readers = HeldReaders()
+    scans = Scans(readers, threads=1)
+    first, gone = ask(scans, "ann", "first"), ask(scans, "mallory", "gone")
+    stays = ask(scans, "bob", "stays")
+    await settle()
+
+    readers.end(0)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    gone.cancel()
+    await settle()
+
+    places = {name: place for place, name in enumerate(readers.names)}
+    if "gone" in places:  # its turn had come: its slice keeps the thread until it ends
+        readers.end(places["gone"])
+        await settle()
+    readers.end(readers.names.index("stays"))
+    assert await stays == "stays"
+    assert await first == "first"
+    await settle()
+    assert (scans.waiting_count, scans._free, scans._running) == (0, 1, Counter())
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_every_thread_comes_back_whatever_readers_do(seed: int) -> None:
+    """Readers of three principals come, leave and are served, with any number of steps between."""
+    dice = random.Random(seed)
+    readers = HeldReaders()
+    scans = Scans(readers, threads=dice.choice([1, 2, 3]))
+    free = scans._free
+    tasks: list[asyncio.Task[str]] = []
+    for number in range(200):
+        match dice.choice(["ask", "ask", "leave", "end", "end"]):
+            case "ask":
+                tasks.append(ask(scans, dice.choice("abc"), str(number)))
+            case "leave" if tasks:
+                dice.choice(tasks).cancel()
+            case "end":
+                under_way = [
+                    place for place, (_, end) in enumerate(readers.begun) if not end.done()
+                ]
+                if under_way:
+                    readers.end(dice.choice(under_way))
+        for _ in range(dice.randrange(4)):
+            await asyncio.sleep(0)
+
+    await settle()
+    place = 0
+    while place < len(readers.begun):
+        if not readers.begun[place][1].done():
+            readers.end(place)
+            await settle()
+        place += 1
+
+    assert all(task.done() for task in tasks), "a reader waits for ever"
+    assert (scans.waiting_count, scans._free, scans._running) == (0, free, Counter())
 
 
 async def test_a_slice_keeps_its_thread_after_its_reader_has_left() -> None:

@@ -99,8 +99,11 @@ class Scans:
         for principal in list(self._waiting):
             if self._may_begin(principal):
                 own = self._waiting.pop(principal)
-                turn = own.popleft()
+                # A reader that is cancelled takes its turn out of the line when it runs next.
+                turn = next((turn for turn in own if not turn.cancelled()), None)
+                if turn is not None:
+                    own.remove(turn)
+                    self._begin(principal)
+                    turn.set_result(None)
                 if own:
                     self._waiting[principal] = own  # at the end: the others come first
-                self._begin(principal)
-                turn.set_result(None)
