@@ -306,12 +306,17 @@ async def test_a_failed_rollback_has_an_unknown_outcome(fixture: Fixture) -> Non
 
 
 @pytest.mark.parametrize("step", ["write", "commit"])
-async def test_a_full_disk_is_said_and_changes_nothing(fixture: Fixture, step: str) -> None:
+async def test_a_full_disk_is_said_and_changes_nothing(
+    fixture: Fixture, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fixture.journal.fail_in[step] = DiskFullError("as the test asked")
     fixture.decide(1)
 
     await fixture.settled()
 
+    [said] = caplog.records
+    assert said.getMessage() == "a commit failed because the disk has no room: as the test asked"
+    assert said.exc_info is None, "a traceback for each commit, as long as the disk is full"
     assert fixture.answers == [("1", Failed(full=True))]
     assert fixture.journal.durable == []
     assert fixture.owner.resets == 1

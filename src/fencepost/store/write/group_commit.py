@@ -314,7 +314,11 @@ class GroupCommit(Generic[GroupT]):
             self._rest()
 
     def _fail(self, answers: list[tuple[Done, object]], error: BaseException) -> None:
-        log.error("commit failed", exc_info=error)
+        if isinstance(error, DiskFullError):
+            # It comes again with each commit, and where in the code it was met helps no operator.
+            log.error("a commit failed because the disk has no room: %s", error)
+        else:
+            log.error("a commit failed", exc_info=error)
         failure: Failure
         if isinstance(error, _CommitError):
             failure = Unknown()
