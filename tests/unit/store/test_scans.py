@@ -131,17 +131,14 @@ async def test_every_thread_comes_back_whatever_readers_do(seed: int) -> None:
     free = scans._free
     tasks: list[asyncio.Task[str]] = []
     for number in range(200):
-        match dice.choice(["ask", "ask", "leave", "end", "end"]):
-            case "ask":
-                tasks.append(ask(scans, dice.choice("abc"), str(number)))
-            case "leave" if tasks:
-                dice.choice(tasks).cancel()
-            case "end":
-                under_way = [
-                    place for place, (_, end) in enumerate(readers.begun) if not end.done()
-                ]
-                if under_way:
-                    readers.end(dice.choice(under_way))
+        move = dice.choice(["ask", "ask", "leave", "end", "end"])
+        under_way = [at for at, (_, end) in enumerate(readers.begun) if not end.done()]
+        if move == "ask":
+            tasks.append(ask(scans, dice.choice("abc"), str(number)))
+        elif move == "leave" and tasks:
+            dice.choice(tasks).cancel()
+        elif move == "end" and under_way:
+            readers.end(dice.choice(under_way))
         for _ in range(dice.randrange(4)):
             await asyncio.sleep(0)
 
